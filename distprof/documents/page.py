@@ -228,6 +228,17 @@ class ToDo(msgspec.Struct, frozen=True, kw_only=True):
     basis: str = ""  # What the promise rests on, as its continuation; may be empty.
     num_left_out: int = 0  # Further tasks, which the page leaves out.
     limits: Limits | None = None  # Limits of a short text; None for all of each task.
+    all_by: str = ""  # Command that shows all tasks, if nothing else on the page names it.
+
+    @property
+    def shown(self) -> tuple[Task, ...]:
+        """The tasks of a text that is not to show all."""
+        return self.tasks[: self.limits.tasks if self.limits else MAX_TASKS]
+
+    @property
+    def num_unseen(self) -> int:
+        """Number of tasks that such a text leaves out."""
+        return len(self.tasks) - len(self.shown) + self.num_left_out
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):

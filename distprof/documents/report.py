@@ -140,22 +140,24 @@ _AMOUNT = re.compile(r"\d[\d.,]* (?:%|[mµn]?s\b)")
 LEAST = 0.01
 """Gain, as a share of the step, below which the short report leaves out a finding."""
 _SHORTER = (
-    (Limits(3, 3), 9, 9),
-    (Limits(3, 2), 9, 9),
-    (Limits(3, 2), 1, 2),
-    (Limits(3, 1), 1, 2),
-    (Limits(4, 0), 1, 2),
-    (Limits(4, 0), 0, 2),
-    (Limits(3, 0), 0, 2),
-    (Limits(2, 0), 0, 2),
-    (Limits(1, 0), 0, 2),
-    (Limits(1, 0), 0, 1),
-    (Limits(1, 0), 0, 0),
+    (Limits(3, 3), 9, 9, 1),
+    (Limits(3, 2), 9, 9, 1),
+    (Limits(3, 2), 1, 2, 1),
+    (Limits(3, 2), 1, 2, 0),
+    (Limits(3, 1), 1, 2, 0),
+    (Limits(4, 0), 1, 2, 0),
+    (Limits(4, 0), 0, 2, 0),
+    (Limits(3, 0), 0, 2, 0),
+    (Limits(2, 0), 0, 2, 0),
+    (Limits(1, 0), 0, 2, 0),
+    (Limits(1, 0), 0, 1, 0),
+    (Limits(1, 0), 0, 0, 0),
 )
-"""Limits of shorter and shorter texts: of tasks, sentences and cautions."""
+"""Limits of shorter and shorter texts: tasks, sentences, cautions, commands before the last."""
 _MAX_DETAIL = 156
 """Characters of the evidence in a short text, two lines: further sentences of it are left out."""
 _FEW_CODES = 8
+_MORE_ROOM = 20  # Columns for "and 99 more: " in front of a command
 
 
 def page_of(report: Report, options: RenderOptions) -> Page:
@@ -174,8 +176,7 @@ def page_of(report: Report, options: RenderOptions) -> Page:
 def _once(page: Page, report: Report) -> Page:
     """The page without sentences whose amounts are all in what it says above them."""
     to_do = page.to_do or ToDo()
-    tasks = to_do.tasks[: to_do.limits.tasks if to_do.limits else MAX_TASKS]
-    found = [one.finding for task in tasks for one in task.found]
+    found = [one.finding for task in to_do.shown for one in task.found]
     said = [page.verdict, page.detail, *(one.headline for one in found)]
     said += [share.text for share in page.step.shares] if page.step else []
     said += [] if to_do.limits else [one.message for one in found]
@@ -264,17 +265,29 @@ def _short_pages(report: Report, options: RenderOptions) -> Iterator[Page]:
     left = replace(whole, tasks=worth, num_left_out=len(whole.tasks) - len(worth))
     kept = tuple(sentence for sentence in page.sentences if sentence not in left_out)
     page = replace(page, detail=_first_sentences(page.detail))
-    for limits, sentences, cautions in _SHORTER:
+    # the repairs that the plan promises begin in view, whatever precedes them
+    needed = next((n for n, task in enumerate(worth[:MAX_TASKS], 1) if task.change), 0)
+    for limits, sentences, cautions, num_commands in _SHORTER:
+        few = replace(limits, tasks=max(limits.tasks, needed))
         last = replace(
             page,
             sentences=kept,
             cautions=page.cautions[:cautions],
-            commands=(*page.commands[: limits.tasks - 1][:1], *page.commands[1:][-1:]),
-            to_do=replace(left, basis="", limits=limits),
+            commands=(*page.commands[:-1][:num_commands], *page.commands[-1:]),
+            to_do=replace(left, basis="", limits=few),
         )
         last = replace(last, sentences=_once(last, report).sentences[:sentences])
+        last = last if num_commands else _without_commands(last, options.width)
         yield last
     yield replace(last, step=None)
+
+
+def _without_commands(page: Page, width: int) -> Page:
+    """The page with the command that shows all of it next to the number of tasks left out."""
+    to_do, (command, _) = page.to_do or ToDo(), (*page.commands, ("", ""))[0]
+    if not to_do.num_unseen or len(command) + _MORE_ROOM > width:
+        return page
+    return replace(page, commands=(), to_do=replace(to_do, all_by=command))
 
 
 def _first_sentences(text: str) -> str:

@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from distprof.documents.page import MAX_TASKS, Page, Share, StepBar, Task, ToDo, group_of
+from distprof.documents.page import Page, Share, StepBar, Task, ToDo, group_of
 from distprof.escape import plain, shorten, wrapped
 from distprof.formats import RenderOptions
 from distprof.rules.base import Finding
@@ -196,22 +196,18 @@ def _to_do(to_do: ToDo, options: RenderOptions) -> Iterator[RenderableType]:
         plan = wrapped(f"plan: {to_do.promise}{to_do.basis}", width - _INDENT)
         _append(title, plan.replace("\n", "\n  "), width, indent=_INDENT)
     yield title
-    most = limits.tasks if limits else MAX_TASKS
-    shown = to_do.tasks if options.show_all else to_do.tasks[:most]
+    shown = to_do.tasks if options.show_all else to_do.shown
     for number, task in enumerate(shown, start=1):
         if limits is None:
             yield from _whole_task(number, task, width)
         else:
             lines = limits.lines if number > 1 else min(_FIX_LINES, limits.tasks + 1)
             yield from _short_task(number, task, width, lines)
-    left_out = len(to_do.tasks) - len(shown) + to_do.num_left_out
-    if left_out:
-        more = f"and {left_out} more: shown by --all"
-        if limits is not None:
-            more = f"and {left_out} more with --full"
-        elif options.saved_as:
-            more = f"and {left_out} more: distprof report {shlex.quote(options.saved_as)} --all"
-        yield sentence(more, width, style="dim")
+    if to_do.num_unseen and len(shown) == len(to_do.shown):
+        more = ": shown by --all" if limits is None else " with --full"
+        if to_do.all_by or (options.saved_as and limits is None):
+            more = f": {to_do.all_by or f'distprof report {shlex.quote(options.saved_as)} --all'}"
+        yield sentence(f"and {to_do.num_unseen} more{more}", width, style="dim")
 
 
 def _short_task(number: int, task: Task, width: int, lines: int | None) -> Iterator[RenderableType]:

@@ -153,6 +153,9 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     # (:class:`~distprof.sections.whatif.Scenario`), so that the simulated gain is shown next
     # to the cost; empty if there is no scenario.
     without: str = ""
+    # Whether that scenario removes only a part of the cost, such as what differs between ranks: the
+    # cost then stands, however little the simulation recovers.
+    is_partial: bool = False
     # Codes of wider findings whose cost includes the same time, so that they add little to this
     # finding (:mod:`distprof.rules.engine`).
     explains: tuple[str, ...] = ()

@@ -232,11 +232,20 @@ def _is_last_resort_worth(item: Judged, prices: Prices) -> bool:
 
 
 def _with_price(item: Judged, remaining_ns: int | None, place: int | None) -> Judged:
-    """Add the price. The cost of a last-resort finding is the time that the others leave."""
+    """Add the price. The cost of a last-resort finding is the time that the others leave.
+
+    A scenario that removes only a part of the cost, and the time of other causes as well, counts
+    for what the plan leaves to it, and says nothing outside the plan.
+    """
     draft = item.draft
     if draft.last_resort_ns is not None:
         draft = replace(draft, cost_ns_per_step=remaining_ns)
-    return replace(item, draft=draft, remaining_ns=remaining_ns, place=place)
+    if draft.is_partial and place is None:
+        return replace(item, draft=replace(draft, without=""), recoverable_ns=None)
+    alone = remaining_ns if draft.is_partial else item.recoverable_ns
+    return replace(
+        item, draft=draft, recoverable_ns=alone, remaining_ns=remaining_ns, place=place
+    )
 
 
 def _is_used_up(item: Judged) -> bool:
@@ -311,7 +320,7 @@ def _as_simulated(judged: Judged) -> Draft:
     A wait for a rank is measured, but another rank may make the others wait just as long.
     """
     draft = judged.draft
-    if draft.cost_ns_per_step is None or judged.recoverable_ns is None:
+    if draft.cost_ns_per_step is None or judged.recoverable_ns is None or draft.is_partial:
         return draft
     saved = max(judged.recoverable_ns, judged.remaining_ns or 0)
     if 2 * saved >= draft.cost_ns_per_step:
@@ -357,7 +366,8 @@ def _place(item: Judged, common: int, gain: int) -> _Place:
     """Errors without a cost first, then the plan, then warnings about the job, then the rest.
 
     A finding that costs many times the gain of the plan and has no repair that can be simulated,
-    such as an unused network, comes before the plan.
+    such as an unused network, comes before the plan. An error that costs more than each repair of
+    the plan comes before those of causes that all ranks share.
     """
     if item.order[0] == -math.inf:
         return 0, 0, item.order
@@ -366,8 +376,11 @@ def _place(item: Judged, common: int, gain: int) -> _Place:
     if item.place is not None:
         return 1, item.place, item.order
     is_on_job = item.severity is not Severity.INFO and not is_on_recording(item.rule.code)
-    if is_on_job and gain and _unsimulated_ns(item) >= OUTWEIGHS * gain:
+    gains = _unsimulated_ns(item) / gain if is_on_job and gain else 0
+    if gains >= OUTWEIGHS:
         return 1, -1, item.order
+    if gains > 1 and item.severity is Severity.ERROR:
+        return 1, common - 1, (math.inf, *item.order[1:])
     return (2 if is_on_job else 3), 0, item.order
 
 

@@ -16,6 +16,7 @@ from distprof.documents.text import MAX_BRIEF
 from distprof.errors import UsageError
 from distprof.formats import RenderOptions, find_reporter, format_of_file
 from distprof.sections.capture import NodeClock
+from distprof.sections.job import JobFault
 from distprof.sections.report import RunInfo
 from distprof.sections.shows import origin
 from distprof.sections.whatif import RepairPlan
@@ -398,6 +399,39 @@ def test_a_finding_that_gives_back_nothing_is_left_to_the_full_report() -> None:
     assert "STR101" in short
     assert "COM102" not in short
     assert "and 1 more with --full" in short
+
+
+@pytest.mark.parametrize("num_before", [1, 2, 4])
+@pytest.mark.parametrize("num_faults", [0, 9])
+def test_the_short_report_shows_a_repair_of_its_plan_behind_other_findings(
+    num_before: int, num_faults: int
+) -> None:
+    """What precedes the plan, such as a busy machine, costs far more and cannot be simulated."""
+    report = straggler()
+    fault = JobFault(kind="slow-rank", target=1, amount=2.25, text="slow-rank=1:2.25")
+    report = msgspec.structs.replace(
+        report,
+        job=msgspec.structs.replace(report.job, faults=(fault,) * num_faults),
+        findings=(
+            *(finding(f"COM10{n}", recoverable_ns=None) for n in range(num_before)),
+            *report.findings,
+        ),
+    )
+    short = shown(report, width=80, full=False)
+    assert f"{num_before + 1}. rank 2 fixed" in short
+    assert len(short.splitlines()) <= MAX_BRIEF
+
+
+def test_the_command_for_the_rest_stands_next_to_its_number_where_room_is_short() -> None:
+    report = straggler()
+    short = shown(report, width=80, full=False)
+    assert "and 1 more: distprof analyze traces/job-17 --full" in short
+    assert "Next" not in short
+    long = "traces/" + "a" * 80
+    run = msgspec.structs.replace(report.run, source=long)
+    short = shown(msgspec.structs.replace(report, run=run), width=80, full=False)
+    assert " more with --full" in short
+    assert f"  distprof analyze {long} --full" in short
 
 
 def test_no_two_parts_of_a_step_are_drawn_alike() -> None:

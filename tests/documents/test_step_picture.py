@@ -7,6 +7,7 @@ import re
 from functools import cache
 
 import numpy as np
+import pytest
 from msgspec.structs import replace
 
 import distprof
@@ -20,11 +21,14 @@ from distprof.sections.picture import (
     TRANSFER,
     WAIT,
     AlikeRanks,
+    DrawnLane,
     DrawnRank,
     StepPicture,
     packed_split,
     pieces_of,
 )
+from distprof.sections.pipeline import PictureRow, PipelineGroup
+from distprof.terms import Confidence
 from distprof.units import format_duration
 from distprof.verbs.compare import Comparison
 from distprof.verbs.compare.show import COMPARISON, compare_reports
@@ -91,6 +95,38 @@ def test_a_table_says_the_same() -> None:
     assert "The same as a table" in seen.text
     assert "3 ▲ late" in seen.text
     assert "rank 3 begins last" in seen.text
+
+
+@pytest.mark.parametrize(("with_slots", "is_drawn"), [((0, 1), False), ((0,), True), ((), True)])
+def test_a_pipeline_whose_slots_the_step_shows_is_not_drawn_again(
+    with_slots: tuple[int, ...], is_drawn: bool
+) -> None:
+    slot = PictureRow(rank=0, stage=0, kind="forward", micro_batch=0, start_ns=0, end_ns=40)
+    group = PipelineGroup(
+        schedule="1f1b",
+        ranks=(0, 1),
+        stages=2,
+        virtual_stages=1,
+        num_micro_batches=1,
+        source="marks",
+        confidence=Confidence.MEASURED,
+        picture=(slot, replace(slot, rank=1, stage=1)),
+    )
+    drawn = report(1).picture
+    step = drawn.steps[0]
+    lane = DrawnLane(name="pipeline slots", pieces=step.ranks[0].lanes[0].pieces)
+    ranks = (
+        replace(rank, lanes=(lane,) if rank.rank in with_slots else rank.lanes)
+        for rank in step.ranks
+    )
+    shown = replace(
+        report(1),
+        picture=replace(drawn, steps=(replace(step, ranks=tuple(ranks)),)),
+        pipeline=replace(report(1).pipeline, groups=(group,)),
+    )
+    assert ('<figure class="schedule"' in page(shown)) is is_drawn
+    part = find_reporter("html")(shown, RenderOptions(sections=("pipeline",)))
+    assert '<figure class="schedule"' in part  # of the section alone, which has no picture
 
 
 def test_hostile_names_stay_text() -> None:

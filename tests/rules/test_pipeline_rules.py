@@ -5,7 +5,16 @@ from msgspec.structs import replace
 
 from distprof.rules.engine import run_rules
 from distprof.sections.pipeline import PipelineResult
-from tests.rules.samples import MS, healthy, pipeline, pipeline_group, position
+from distprof.sections.placement import PlacementResult
+from tests.rules.samples import (
+    MS,
+    healthy,
+    pipeline,
+    pipeline_group,
+    placed_axis,
+    placement,
+    position,
+)
 
 
 def of_unknown_order(*, batches, idle):
@@ -95,3 +104,26 @@ def test_unequal_work_in_an_unknown_order_is_said_not_to_be_priced():
     )
     even = replace(group, imbalance_ratio=1.02)
     assert not why_not_checked(pipeline(positions=(), groups=(even,)))
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "is_asked"),
+    [
+        pytest.param((1,), False, id="one node"),
+        pytest.param((2,), True, id="two nodes"),
+        pytest.param((1, 2), True, id="some on one node"),
+        pytest.param((), True, id="unknown"),
+    ],
+)
+@pytest.mark.parametrize("name", ["exposed-pipeline-messages", "bubble-above-ideal"])
+def test_stages_on_one_node_are_not_to_be_put_on_one_node(num_nodes, is_asked, name):
+    axes = [placed_axis(axis="pp", num_nodes=n, num_domains=n) for n in num_nodes]
+    group = pipeline_group(messages=20)
+    results = {
+        **healthy(),
+        PipelineResult: pipeline(groups=(group,)),
+        PlacementResult: placement(*axes),
+    }
+    findings = {one.name: one for one in run_rules(results.values(), debug=True).findings}
+    assert ("Put neighbouring stages on one node" in findings[name].fix) is is_asked
+    assert ("which are on one node" in findings[name].fix) is not is_asked

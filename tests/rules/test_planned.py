@@ -181,6 +181,31 @@ def test_a_narrow_cost_that_only_a_bound_would_remove_comes_before_a_small_plan(
     assert [one.code for one in found(RANK, communication)] == ["TST101"]
 
 
+@pytest.mark.parametrize(
+    ("cost", "severity", "codes"),
+    [
+        pytest.param(300, Severity.ERROR, ["TST101", "TST106", "TST102"], id="a clear error"),
+        pytest.param(90, Severity.ERROR, ["TST101", "TST102", "TST106"], id="a small error"),
+        pytest.param(300, Severity.WARNING, ["TST101", "TST102", "TST106"], id="a warning"),
+    ],
+)
+def test_an_error_larger_than_each_repair_comes_before_causes_that_all_share(
+    cost, severity, codes
+) -> None:
+    """Axes in the wrong order: it cannot be simulated, and no tuning is worth as much."""
+    rank = of("TST101", draft(90, without="rank 3", ranks=(3,)))
+    order = of("TST106", draft(cost, without=BOUND, explains=("TST109",), severity=severity))
+    assert [one.code for one in found(rank, OVERLAP, order)] == codes
+
+
+def test_a_cost_stands_if_its_scenario_removes_only_a_part_of_it() -> None:
+    """All ranks wait for a CPU: keeping up with each other recovers little."""
+    for is_partial, price in ((True, (600, None)), (False, (40, 40))):
+        wide = of("TST102", draft(600, without="input", is_partial=is_partial))
+        (one,) = (one for one in found(RANK, wide) if one.code == "TST102")
+        assert (one.cost_ns_per_step, one.recoverable_ns) == price
+
+
 def test_a_narrow_finding_does_not_take_a_change_that_recovers_next_to_nothing() -> None:
     """Half the bytes save 450 of an exposed 500; overlapping them would recover 60."""
     wide = of("TST102", draft(500, without="overlap"))

@@ -29,6 +29,7 @@ from distprof.sections.picture import (
     IDLE,
     TRANSFER,
     AlikeRanks,
+    DrawnLane,
     DrawnRank,
     DrawnStep,
     DrawnWait,
@@ -408,9 +409,15 @@ def _slot_kind(name: str) -> str:
     return name.partition(" of ")[0].replace("_", "-")
 
 
+def ranks_with_slots(step: DrawnStep) -> dict[int, DrawnLane]:
+    """Ranks whose pipeline slots are drawn, and the slots."""
+    lanes = ((rank.rank, lane) for rank in step.ranks for lane in rank.lanes)
+    return {rank: lane for rank, lane in lanes if lane.name == _LANE}
+
+
 def _slots_of(step: DrawnStep) -> list[str]:
     """Kinds of the slots of pipelines in a step."""
-    lanes = (lane for rank in step.ranks for lane in rank.lanes if lane.name == _LANE)
+    lanes = ranks_with_slots(step).values()
     used = {name for lane in lanes for _, _, name in lane_pieces(lane.pieces)}
     found = {_slot_kind(step.names[name]) for name in used if name < len(step.names)}
     return [slug(kind.name) for kind in SlotKind if slug(kind.name) in found]

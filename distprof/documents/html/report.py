@@ -14,7 +14,7 @@ from distprof.documents.html.chart import collectives_figure
 from distprof.documents.html.findings import anchors
 from distprof.documents.html.heat_map import heat_figure, heats_of, node_heats_of
 from distprof.documents.html.page import page_html
-from distprof.documents.html.picture import Evidence, picture_figure
+from distprof.documents.html.picture import Evidence, picture_figure, ranks_with_slots
 from distprof.documents.html.roofline import roofline_figure
 from distprof.documents.html.schedule import schedule_figures
 from distprof.documents.html.subjects import (
@@ -29,6 +29,7 @@ from distprof.documents.report import page_of
 from distprof.formats import RenderOptions
 from distprof.rules.base import Finding
 from distprof.sections.parts import window_word
+from distprof.sections.pipeline import PipelineGroup
 from distprof.sections.report import Report, RunInfo
 from distprof.sections.table import TableView
 from distprof.sections.time.show import left_out_steps
@@ -45,6 +46,7 @@ class _Drawn(msgspec.Struct, frozen=True, kw_only=True):
     tables: tuple[TableView, ...]  # In reading order.
     anchor_of: Callable[[Finding], str]  # Returns the id of a finding.
     leads_with_schedule: bool  # No trace shows the step, but the pipeline's schedule does.
+    schedules: tuple[PipelineGroup, ...]  # Pipelines whose slots the picture of the step lacks.
 
 
 class _Subject(msgspec.Struct, frozen=True):
@@ -60,11 +62,14 @@ def report_html(report: Report, options: RenderOptions) -> str:
     """The report as one self-contained HTML file: its page, with figures between the tables."""
     show_all = options.show_all or len(report.run.ranks) <= ALL_RANKS
     page = page_of(report, replace(options, show_all=show_all))
+    steps = () if options.sections else drawn_steps(report)[:1]
+    pictured = {rank for step in steps for rank in ranks_with_slots(step)}
     drawn = _Drawn(
         report=report,
         tables=page.tables,
         anchor_of=anchors(report.findings),
         leads_with_schedule=not report.picture.steps and not options.sections,
+        schedules=tuple(one for one in report.pipeline.groups if not pictured >= {*one.ranks}),
     )
     own = {name for subject in _SUBJECTS for name in subject.sections}
     others = tuple(view for view in page.tables if view.section not in own)
@@ -198,7 +203,7 @@ _SUBJECTS: Sequence[_Subject] = (
     _Subject(
         "pipeline",
         "Pipeline",
-        lambda d: EMPTY if d.leads_with_schedule else schedule_figures(d.report.pipeline.groups),
+        lambda d: EMPTY if d.leads_with_schedule else schedule_figures(d.schedules),
         ("pipeline",),
     ),
     _Subject("experts", "Experts", lambda d: experts_figure(d.report.moe), ("moe",)),

@@ -18,6 +18,7 @@ from distprof.sections.pipeline import (
     PipelineResult,
     refill_key,
 )
+from distprof.sections.placement import PlacementResult
 from distprof.sections.settings import SettingsResult
 from distprof.sections.stragglers import StragglersResult
 from distprof.sections.training_log import TrainingLogResult
@@ -207,7 +208,6 @@ _MESSAGES, _HOST = "messages", "late launches, stalls inside slots and other cau
 _FIXES = {
     _IMBALANCE: "Move layers from the busiest stage to the others.",
     _VARIATION: "Give micro-batches equal work: pack sequences to equal lengths.",
-    _MESSAGES: "Put neighbouring stages on one node if they are not, and check their links.",
     _HOST: (
         "Launch earlier: use CUDA graphs or larger micro-batches, run less Python between actions, "
         "and collect garbage only between steps. Look for exposed collectives of other axes inside "
@@ -223,7 +223,9 @@ _FIXES = {
         0.05, "largest acceptable share of idle time beyond what the order of actions explains"
     ),
 )
-def bubble_above_ideal(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
+def bubble_above_ideal(
+    pipeline: PipelineResult, placement: PlacementResult, limits: Limits
+) -> Iterator[Draft]:
     """A pipeline idles longer than its schedule explains.
 
     ## Why it costs time
@@ -262,7 +264,7 @@ def bubble_above_ideal(pipeline: PipelineResult, limits: Limits) -> Iterator[Dra
         group = judged.group
         ns, what = max(_parts(group))
         said = f"The pipeline idles {format_ratio(judged.ratio(excess))} more than its schedule"
-        fix = _FIXES[what]
+        fix = _FIXES.get(what) or f"{_nearer(placement)}, and send activations in bf16."
         if what == _IMBALANCE and group.limiting_rank is not None:
             busiest = f"stage {group.limiting_stage} (rank {group.limiting_rank})"
             fix = f"Move layers from {busiest} to the others."
@@ -301,7 +303,9 @@ def _parts(group: PipelineGroup) -> list[tuple[int, str]]:
         0.03, "largest acceptable share of the pipeline's time spent on exposed messages"
     ),
 )
-def exposed_pipeline_messages(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
+def exposed_pipeline_messages(
+    pipeline: PipelineResult, placement: PlacementResult, limits: Limits
+) -> Iterator[Draft]:
     """Pipeline stages wait for messages that have already been sent.
 
     ## Why it costs time
@@ -344,15 +348,19 @@ def exposed_pipeline_messages(pipeline: PipelineResult, limits: Limits) -> Itera
                 f"{judged.name} spends {format_duration(cost)} of "
                 f"{format_duration(judged.span_ns)} on it."
             ),
-            fix=(
-                "Put neighbouring stages on one node if they are not, check their links, and send "
-                "activations in bf16."
-            ),
+            fix=f"{_nearer(placement)}, and send activations in bf16.",
             cost_ns_per_step=cost,
             confidence=judged.group.confidence,
             evidence=("pipeline.groups",),
             without=f"axis {MeshAxis.PP}",
         )
+
+
+def _nearer(placement: PlacementResult) -> str:
+    """What to do about slow messages; not to put stages on one node if they are."""
+    if {axis.num_nodes for axis in placement.axes if axis.axis == MeshAxis.PP} == {1}:
+        return "Check the links between neighbouring stages, which are on one node"
+    return "Put neighbouring stages on one node if they are not, check their links"
 
 
 MICRO_BATCHES_PER_STAGE = 4

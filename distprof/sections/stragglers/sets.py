@@ -103,10 +103,12 @@ def _set(
     cause = next(one for one in causes if (one.cause, one.detail) == most)
     in_all = episode.pattern is StragglerPattern.PERSISTENT
     since = None if episode.since is None else numbers[episode.since]
-    alone = len(ranks) == 1 and not slow.is_alone and in_all and since is None
-    alone = alone and cause.detail != EXPERTS  # even tokens would also shorten the exchanges
+    key = set_key(ranks, episode.pattern)
+    # even tokens would also shorten the exchanges
+    is_one = len(ranks) == 1 and not slow.is_alone and in_all and cause.detail != EXPERTS
     # For a single rank, collectives show best how long the others wait for it.
-    blamed = float(blame.lost_ns[episode.positions[0]].mean()) if alone else 0.0
+    waits_ns = blame.lost_ns[episode.positions[0]]
+    blamed = float(waits_ns[episode.since :].sum() / len(waits_ns)) if is_one else 0.0
     if slow.part == COUNTS:  # times may be noisy, so it may also be last by chance
         blamed = min(blamed, episode.per_step_ns)
     lost_ns = max(slow.lost_ns, blamed)
@@ -136,7 +138,7 @@ def _set(
         confidence=min(0.99, 1 - episode.chance) * blame.confidence * evidence.trust(ranks),
         cause_confidence=cause.confidence,
         evidence=(how, *cause.evidence, *blame.lacks),
-        scenario=f"rank {ranks[0]}" if alone else set_key(ranks, episode.pattern),
+        scenario=f"rank {ranks[0]}" if is_one and since is None else key,
     )
 
 

@@ -132,6 +132,9 @@ def _set_words(report: Report, slow: StragglerSet) -> tuple[str, str]:
     return headline, f"They {how}: the others wait {amount} for them.{because}"
 
 
+_BY_RANK = "stragglers.ranks"  # Evidence of findings that say how long others wait for ranks
+
+
 def culprit_sentence(report: Report) -> str:
     """Which rank costs the others most, how regularly, and why."""
     late = culprits(report)
@@ -151,10 +154,11 @@ def culprit_sentence(report: Report) -> str:
         because = f"cause: {first.cause.value.replace('_', ' ')}{confidence}"
     once = report.waterfall.num_steps == 1
     pattern = "one step cannot show whether it lasts" if once else f"{first.pattern.value} pattern"
-    amount = format_duration(first.lost_ns_per_step)
-    cost = f" and costs a typical other rank {amount} per {window_word(report)}"
-    if any(first.rank in one.ranks and amount in one.message for one in report.findings):
-        cost = ""
+    cost = ""
+    # a finding may have its cost from one step on, or more precisely
+    if not any((first.rank,) == f.ranks and _BY_RANK in f.evidence for f in report.findings):
+        amount = format_duration(first.lost_ns_per_step)
+        cost = f" and costs a typical other rank {amount} per {window_word(report)}"
     return (
         f"Rank {first.rank} {how_often}{cost}: "
         f"{pattern} (confidence {100 * first.confidence:.0f} %), {because}."

@@ -141,8 +141,8 @@ def cpu_contention(
     ## How the cost is computed
     Mean time per step in the run queue of the rank that waits longest, without the first step and
     steps longer than twice the median. Ranks that are late only for this reason are not reported as
-    stragglers. To estimate the gain on an idle host, the simulation lets all ranks keep up with
-    each other.
+    stragglers. The simulation lets all ranks keep up with each other, which is only a part of
+    what an idle host would gain: ranks that wait equally long keep up with each other, too.
 
     The finding names a single rank if it waits far longer than the others, relative to the CPU time
     of each. A smaller difference is enough for a rank that may use at most half as many CPUs as the
@@ -201,6 +201,7 @@ def cpu_contention(
         ranks=named,
         evidence=("pauses.ranks", "step_log.median_ns"),
         without="late ranks",
+        is_partial=True,  # on an idle host, ranks would not only keep up with each other
         explains=("COM102", "COM103", "STR110"),
     )
 
