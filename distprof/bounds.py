@@ -13,7 +13,9 @@ import os
 import re
 import select
 import stat
-from typing import Any, BinaryIO, Literal, TypeVar, cast
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, AnyStr, BinaryIO, Literal, TypeVar, cast
 
 import msgspec
 
@@ -298,11 +300,27 @@ def table_beside(package: str, name: str) -> dict[str, Any]:
     return tomllib.loads(resources.files(package).joinpath(name).read_text("utf-8"))
 
 
-def patterns_beside(package: str, name: str, **parts: str) -> dict[str, str]:
+class Patterns(dict[str, re.Pattern[AnyStr]]):
+    """Regular expressions by name; each is compiled when it is first used, most of them never."""
+
+    def __init__(self, read: Callable[[], Mapping[str, AnyStr]]) -> None:
+        super().__init__()
+        self.texts: Callable[[], Mapping[str, AnyStr]] = cache(read)  # All of them, as texts.
+
+    def __missing__(self, name: str) -> re.Pattern[AnyStr]:
+        return self.setdefault(name, re.compile(self.texts()[name]))
+
+
+def patterns_beside(package: str, name: str, **parts: str) -> Patterns[str]:
     """The regular expressions under ``patterns`` of such a table, by name.
 
     ``<NAME>`` in them stands for one of ``parts``, which the table adds to; a list is alternatives.
     """
+    return Patterns(lambda: texts_beside(package, name, **parts))
+
+
+def texts_beside(package: str, name: str, **parts: str) -> dict[str, str]:
+    """The same as texts."""
 
     def whole_of(given: str | list[str]) -> str:
         text = given if isinstance(given, str) else "|".join(given)

@@ -32,6 +32,10 @@ NEVER = {
     "importlib.metadata",
     "asyncio",
 }
+LOGS = {"logs", "machine", "nccl", "operator_table", "small_tables"}
+LOGS = {f"distprof.ingest.kinds.{name}" for name in LOGS} | {"distprof.ingest.sensors"}
+"""What reads text, which traces are not."""
+
 LOADED = {
     "--help": NEVER | ARRAYS | DRAWING | {"msgspec", "distprof.config", "distprof.api"},
     "analyze --help": NEVER | ARRAYS | DRAWING | {"msgspec", "distprof.config", "distprof.api"},
@@ -47,13 +51,18 @@ LOADED = {
     "analyze mi250-1gpu": NEVER
     | (ARRAYS - {"numpy"})
     | MEGABYTES
+    | LOGS
     | {"markdown_it", "pygments", "rich.progress"},
     "analyze mi250-1gpu --format json": NEVER
     | (ARRAYS - {"numpy"})
     | DRAWING
     | MEGABYTES
     | {"ssl", "socket", "html"},
-    "analyze gloo-ddp-2ranks --format json": NEVER | (ARRAYS - {"numpy"}) | DRAWING | MEGABYTES,
+    "analyze gloo-ddp-2ranks --format json": NEVER
+    | (ARRAYS - {"numpy"})
+    | DRAWING
+    | MEGABYTES
+    | LOGS,
 }
 """A command to modules that it has no use for."""
 

@@ -146,6 +146,22 @@ def any_log(source: str, most: int, is_log: Callable[[str], bool]) -> bool:
         return False
 
 
+_MOST_FILES = 20_000  # as many as a folder of logs of any kind may hold
+_SNIFFED_BYTES = 1 << 14
+
+
+def holds_traces(source: str) -> bool:
+    """Whether a source is a Chrome trace, or a folder that holds one or is no folder of logs."""
+    try:
+        paths = paths_of_logs(source, _MOST_FILES)
+    except OSError:
+        return False
+    if paths != [source]:
+        return not paths
+    start = beginning(source, _SNIFFED_BYTES)
+    return begins_object(start) and b'"traceEvents"' in start
+
+
 @contextmanager
 def opened(path: str) -> Iterator[BinaryIO]:
     """Open a file or URL and yield its bytes, unpacked."""

@@ -39,8 +39,7 @@ from distprof.ingest.job import (
     open_run_directory,
     with_flight,
 )
-from distprof.ingest.kinds import Source, known_sources, open_source
-from distprof.ingest.kinds.logs import TRAINING_LOG, read_rank_logs
+from distprof.ingest.kinds import Source, fitting_kind, open_source
 from distprof.ingest.kineto.source import watched
 from distprof.ingest.rank import IngestOptions, ingest_rank
 from distprof.join.windows import same_run
@@ -202,7 +201,11 @@ def _nccl_logs(directory: RunDirectory, wanted: set[int] | None) -> NcclLog | No
         for rank, place in sorted(directory.records.items())
         if _is_among(wanted, rank) and Folder(place.path).size(NCCL_LOG_FILE)
     }
-    return read_rank_logs(paths) if paths else None
+    if not paths:
+        return None
+    from distprof.ingest.kinds.logs import read_rank_logs
+
+    return read_rank_logs(paths)
 
 
 def _outputs(directory: RunDirectory, wanted: set[int] | None) -> JobOutput | None:
@@ -341,7 +344,7 @@ def files_of_evidence(sources: Sequence[str]) -> list[str]:
     """Files that accompany a recording; of a folder, those inside unless one kind reads it."""
     paths: list[str] = []
     for source in sources:
-        inside = () if _kind_of(source) is not None else _sources_inside(source)
+        inside = () if fitting_kind(source) is not None else _sources_inside(source)
         chosen = _one_of_each(source, [one for one in inside if one[0].name])
         paths += [path for _, path in chosen] or [source]
     return paths
@@ -364,7 +367,7 @@ def _sources_inside(source: str) -> list[SourceFile]:
     num_files = 0
     for parent, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        folder_kind = _kind_of(parent) if Path(parent) != root else None
+        folder_kind = fitting_kind(parent) if Path(parent) != root else None
         if folder_kind is not None:
             folders.clear()
             sources.append((folder_kind, parent))
@@ -373,18 +376,16 @@ def _sources_inside(source: str) -> list[SourceFile]:
         num_files += len(files)
         if num_files > _MAX_FILES:
             return []
-        sources += [(kind, path) for path in files if (kind := _kind_of(path)) is not None]
+        sources += [(kind, path) for path in files if (kind := fitting_kind(path)) is not None]
     return sources
-
-
-def _kind_of(path: str) -> Source[Any] | None:
-    return next((kind for kind in known_sources() if kind.fits(path)), None)
 
 
 def _only_one(source: str, candidates: Sequence[SourceFile]) -> SourceFile:
     """The file to read, of several of one kind and, as far as distprof can tell, of one job."""
     if len(candidates) == 1:
         return candidates[0]
+    from distprof.ingest.kinds.logs import TRAINING_LOG
+
     kind = candidates[0][0]
     if kind is TRAINING_LOG:
         logs = [(path, TRAINING_LOG.read(path)) for _, path in candidates]

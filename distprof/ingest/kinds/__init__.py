@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from distprof.bounds import Bound
 from distprof.errors import InputError
 from distprof.ingest.assemble import assemble_run
+from distprof.ingest.files import holds_traces
 from distprof.run.run import ANOTHER_JOB, Gap, Run
 
 
@@ -41,6 +42,8 @@ MODULES = (
     "small_tables",
     "timelines",
 )
+BESIDE_TRACES = ("operation_table", "timelines")
+"""Those of which a folder may be although it holds a trace: all others need not be imported."""
 
 
 class Source(msgspec.Struct, Generic[_T], frozen=True, kw_only=True):
@@ -122,15 +125,22 @@ def keep(run: Run, content: Evidence, notes: Literal["damaged", "assumed"] | Non
 
 
 @cache
-def known_sources() -> tuple[Source[Any], ...]:
-    """Every kind of source, by its place."""
-    modules = (import_module(f"distprof.ingest.kinds.{name}") for name in MODULES)
+def known_sources(*, beside_traces: bool = False) -> tuple[Source[Any], ...]:
+    """Every kind of source, or those that a folder with a trace may be, by its place."""
+    names = BESIDE_TRACES if beside_traces else MODULES
+    modules = (import_module(f"distprof.ingest.kinds.{name}") for name in names)
     return tuple(sorted(chain(*(m.SOURCES for m in modules)), key=lambda source: source.place))
+
+
+def fitting_kind(path: str) -> Source[Any] | None:
+    """The kind of a file or folder; None if it is of none, as traces are."""
+    sources = known_sources(beside_traces=holds_traces(path))
+    return next((source for source in sources if source.fits(path)), None)
 
 
 def open_source(path: str) -> Run | None:
     """The run from a source of one of these kinds; None if it is of none."""
-    kind = next((source for source in known_sources() if source.fits(path)), None)
+    kind = fitting_kind(path)
     if kind is None:
         return None
     run = kind.run_of(path)

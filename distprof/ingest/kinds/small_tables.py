@@ -384,10 +384,7 @@ _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _FEWEST_RANKS = 3
 _LABEL, _MOST_ROWS = 60, 200  # Characters of a name, and rows of a table of ways.
-_PATTERNS = {
-    name: re.compile(pattern)
-    for name, pattern in patterns_beside(__package__, "scaling.toml", WORD="|".join(_WORDS)).items()
-}
+_PATTERNS = patterns_beside(__package__, "scaling.toml", WORD="|".join(_WORDS))
 _refuse_scaling = refusing("throughput of several numbers of GPUs", "name a file with such a table")
 
 

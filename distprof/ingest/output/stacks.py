@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import chain
 
 from distprof.artefacts.records import FRAME, LIBRARY, main_stack
@@ -11,12 +12,14 @@ from distprof.bounds import patterns_beside, table_beside
 
 MAX_CALLS = 30
 _MAX_TEXT = 300
-_PATTERNS = patterns_beside(__package__, "stacks.toml", LIBRARY=LIBRARY.pattern)
-_HOW = {name: re.compile(pattern) for name, pattern in _PATTERNS.items()}
-_TELLING = [
-    (part, re.compile(name))
-    for part, name in table_beside(__package__, "stacks.toml")["telling"].items()
-]
+_HOW = patterns_beside(__package__, "stacks.toml", LIBRARY=LIBRARY.pattern)
+
+
+@cache
+def _telling() -> list[tuple[str, re.Pattern[str]]]:
+    """Parts of paths, and the functions in such files that tell what a rank waits for."""
+    table = table_beside(__package__, "stacks.toml")["telling"]
+    return [(part, re.compile(name)) for part, name in table.items()]
 
 
 def stacks_in(text: str) -> tuple[tuple[str, ...], int | None, int]:
@@ -204,7 +207,7 @@ def calls_of(frames: Sequence[str], pattern: re.Pattern[str] = FRAME) -> tuple[s
             place = path.rpartition("/")[2] or "native"
             number = f":{match['line']}" if match["line"] else ""
             call = f"{match['name']} ({place}{number})"[:_MAX_TEXT]
-            tells = any(part in path and how.match(match["name"]) for part, how in _TELLING)
+            tells = any(part in path and how.match(match["name"]) for part, how in _telling())
             is_own = tells or _HOW["waits"].match(call) or not _HOW["library"].search(path)
             calls.append((call, bool(is_own)))
     if not calls and frames and (match := pattern.match(frames[0])):

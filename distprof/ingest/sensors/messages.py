@@ -46,10 +46,7 @@ from distprof.units import NS_PER_MS, NS_PER_S
 
 _DRIVER = "NVRM: "
 _OFF_THE_BUS = 79
-_PATTERNS = {
-    name: re.compile(pattern)
-    for name, pattern in patterns_beside(__package__, "kernel_logs.toml").items()
-}
+_PATTERNS = patterns_beside(__package__, "kernel_logs.toml")
 SNIFFED_LINES = 200
 _LEAST_SHARE = 0.9
 _LEAST_LINES = 3

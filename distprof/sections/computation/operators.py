@@ -245,16 +245,22 @@ def kernels_of(
 
 
 def with_grids(calls: KernelCalls) -> KernelCalls:
-    """The kernels with what their grids show of the inputs of routed experts."""
-    rows = np.flatnonzero(calls.kernels.finds(PRODUCT_OF_EXPERTS) & (calls.row >= 0))
-    rows = rows[calls.host.coded("name").equals(ROUTED_EXPERTS)[calls.row[rows]]]
+    """The kernels with what the grids of products show of the inputs of routed experts.
+
+    Kernels of other categories keep theirs, so that the FLOP of a call count once.
+    """
+    routed = calls.host.coded("name").equals(ROUTED_EXPERTS)
+    rows = np.flatnonzero(calls.row >= 0)
+    rows = rows[routed[calls.row[rows]]]
+    is_product = calls.kernels.finds(PRODUCT_OF_EXPERTS)
     inputs, given = calls.inputs.codes.copy(), calls.inputs.values
     texts = {text: code for code, text in enumerate(given)}
     for own in parts_by(calls.row[rows], rows).values():
-        names, blocks = calls.kernels.take(own).decode(), calls.blocks[own].tolist()
-        launches = tuple(zip(names, blocks, strict=True))
-        text = with_experts(given[inputs[own[0]]], launches)
-        inputs[own] = texts.setdefault(text, len(texts))
+        products = own[is_product[own]]
+        names, blocks = calls.kernels.take(products).decode(), calls.blocks[products].tolist()
+        text = with_experts(given[inputs[own[0]]], tuple(zip(names, blocks, strict=True)))
+        alike = own[np.isin(calls.category[own], calls.category[products])]
+        inputs[alike] = texts.setdefault(text, len(texts))
     return replace(calls, inputs=Coded(inputs, tuple(texts)))
 
 

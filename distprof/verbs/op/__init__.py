@@ -35,6 +35,7 @@ from distprof.sections.computation.operators import (
     KernelCalls,
     completed_inputs,
     kernels_of,
+    with_grids,
 )
 from distprof.sections.measure_run import analysed_windows, capture_window
 from distprof.units import format_duration
@@ -221,7 +222,7 @@ def _of_operator(calls: KernelCalls, name: str) -> KernelCalls:
     inputs = completed_inputs(tree, row, calls.host)
     most = taken.category[np.argmax(taken.own_ns)]  # a call is one row, whatever is inside
     category = np.full_like(taken.category, most)
-    return replace(taken, row=row, inputs=inputs, category=category)
+    return with_grids(replace(taken, row=row, inputs=inputs, category=category))
 
 
 _LEAST_WHOLE = 0.95

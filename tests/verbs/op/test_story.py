@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from collections import Counter
 from math import prod
 from pathlib import Path
 
@@ -121,6 +122,17 @@ def test_on_a_real_trace_every_name_adds_up_and_agrees_with_the_report():
         one = tell(run, name, sheet=load_sheet()).story
         for part in (one.calls, one.kernels, one.callers):
             assert sum(row.total_ns for row in part) == one.total_ns > 0
+
+
+def test_on_a_real_trace_every_operator_has_the_flop_of_the_report():
+    run = distprof.open_run(B200)
+    flop: Counter[str] = Counter()
+    for row in distprof.analyze(run).computation.operators:
+        flop[row.name] += (row.flop or 0) * row.num_calls
+    assert flop["vllm::moe_forward"] > 0
+    for name in sorted(+flop):
+        calls = tell(run, name, sheet=load_sheet()).story.calls
+        assert sum((row.flop or 0) * row.num_calls for row in calls) == flop[name]
 
 
 H100_PROPERTIES = {
