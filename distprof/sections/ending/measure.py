@@ -27,7 +27,7 @@ from distprof.units import capitalized, format_bytes, format_duration, name_rank
 
 _MAX_LINES = 200
 UNSAID = ("phase", "preparing", "setup", "calls", "agents", "joining", "world", "closing", "aside",
-          "begun", "finished", "closed", "cpu")  # fmt: skip
+          "begun", "finished", "closed", "cpu", "guess")  # fmt: skip
 """Kinds of lines that reports do not list."""
 
 _MAX_QUOTE = 200
@@ -48,7 +48,8 @@ def analyze_ending(run: Run) -> EndingResult:
     """
     output = run.get(JobOutput)
     found = EndingResult() if output is None else diagnose_output(output)
-    return found if found.state or run.origin != "NCCL log" else EndingResult()
+    is_news = found.cause not in ("set-up", "ready") or run.origin != "NCCL log"
+    return found if found.state or is_news else EndingResult()
 
 
 def diagnose_output(output: JobOutput) -> EndingResult:
@@ -202,15 +203,16 @@ def _elsewhere(found: EndingResult, output: JobOutput) -> EndingResult:
 def _while_preparing(found: EndingResult, output: JobOutput) -> EndingResult:
     """A wait during which another process prepared the data set, or evaluated."""
     event = next(iter(_of(output, "preparing")[::-1]), None)
-    is_open = event is not None and event.fields["percent"] != "100"
-    if event is None or not is_open or found.state != STUCK or found.ranks:
+    if event is None or found.state != STUCK or found.ranks:
         return found
     fields = event.fields
+    if "done" in fields or fields.get("percent") == "100":
+        return found
+    at = f" was at {fields['percent']} %" if "percent" in fields else ""
     took = f" after {fields['took']}" if "took" in fields else ""
     return _amid(
         found,
-        f"Meanwhile a process was still at work: “{fields['phase']}” was at {fields['percent']} %"
-        f"{took}.",
+        f"Meanwhile a process was still at work: “{fields['phase']}”{at}{took}.",
         "Do this work in a job of its own, or on all ranks, or raise the timeout (ddp_timeout, or "
         "init_process_group(timeout=…)): ranks that wait for the one that does it time out.",
     )
@@ -1070,6 +1072,8 @@ def _store(output: JobOutput) -> EndingResult | None:
         absent = {*range(min(size, _MAX_NAMED))} - {e.rank for e in events}
         if "joined" in fields and size - int(fields["joined"]) == len(absent):
             what += f": {name_ranks(absent)} did not"
+        if _is_of_later_group(event):
+            what = what.replace("joined the rendezvous", f"came to process group {fields['key']}")
         if int(fields.get("joined", 0)) > int(fields["expected"]):
             what = (
                 f"{fields['joined']} processes joined a rendezvous of {fields['expected']}: more "
@@ -1095,8 +1099,19 @@ def _store(output: JobOutput) -> EndingResult | None:
             "Give each start a store of its own (another port or file), start each process once, "
             "and compare the world size with the number of processes.",
         )
+    elif _is_of_later_group(event):
+        steps = (
+            "All had joined the job: look for a rank that does not call new_group, or does so in "
+            "another order, because of a branch. Every rank must make every group.",
+            "Read the log of the ranks that did not come, and get their stacks: py-spy dump.",
+        )
     found = _stuck("store", what, event, *advice_on("store", what), *steps)
     return found if sender is None or is_member else replace(found, suspects=(sender,))
+
+
+def _is_of_later_group(event: OutputEvent) -> bool:
+    """Whether a store's barrier is not that of the first process group, which all ranks join."""
+    return (event.number("key") or 1) > 1
 
 
 def _unreachable(output: JobOutput) -> EndingResult | None:
@@ -1335,6 +1350,15 @@ def _waiting(output: JobOutput) -> EndingResult | None:
     return _store(replace(output, events=tuple(replace(e, yields="store") for e in events)))
 
 
+def _guessed(output: JobOutput) -> EndingResult | None:
+    """A barrier on a GPU that torch guessed, if the text ends there."""
+    events = [e for e in _of(output, "guess") if _is_at_end(e, output, _JUST_BEFORE)]
+    if not events:
+        return None
+    says, steps = _told(events[-1])
+    return EndingResult(cause="guess", verdict=f"Not decided: {says}.", next_steps=steps)
+
+
 def _joining(output: JobOutput) -> EndingResult | None:
     """Ranks that began to join the process group, if the text ends before all did."""
     events = _of(output, "joining", "agents")
@@ -1550,8 +1574,8 @@ def _closed(output: JobOutput) -> EndingResult | None:
     )
 
 
-def _is_at_end(event: OutputEvent, output: JobOutput) -> bool:
-    return output.lines_of.get(event.file, 0) - event.line <= _NEAR_LINES
+def _is_at_end(event: OutputEvent, output: JobOutput, most: int = _NEAR_LINES) -> bool:
+    return output.lines_of.get(event.file, 0) - event.line <= most
 
 
 def _nan(output: JobOutput) -> EndingResult | None:
@@ -1600,6 +1624,7 @@ _CAUSES: tuple[Callable[[JobOutput], EndingResult | None], ...] = (
     _reported,
     _mixed,
     diagnose_stacks,
+    _guessed,
     _joining,
     _calls,
     _set_up,

@@ -363,17 +363,29 @@ def _unequal(name: str, what: str, waiting: Sequence[EndingPosition]) -> EndingR
 
 def _silent(positions: Sequence[EndingPosition], output: JobOutput) -> tuple[int, ...]:
     """Ranks of the default group that no line of a watchdog names."""
-    if positions[0].group or not all(one.is_global for one in positions):
+    if not all(one.is_global for one in positions):
+        return ()
+    if positions[0].group and not _are_numbers_global(positions, output):
         return ()
     told = (e.rank for e in output.events if e.yields in _REPORTS)
     known = {*(one.rank for one in positions), *(rank for rank in told if rank is not None)}
-    world = output.world_size or 0
-    expected = {*range(world), *output.ranks} if world <= 1 << 20 else set(output.ranks)
+    world = 0 if positions[0].group else output.world_size or 0
+    printed = () if positions[0].group else output.ranks
+    expected = {*range(world), *printed} if world <= 1 << 20 else set(printed)
     waiting = {one.rank for one in positions}
-    if not world and len(waiting) > 2 and max(waiting) < len(waiting) + 1:  # one hole in 0, 1, 2, …
+    holes = max(waiting) + 1 - len(waiting)
+    if not world and len(waiting) > 2 and 3 * holes <= len(waiting):  # few holes in 0, 1, 2, …
         expected |= set(range(max(waiting)))
     silent = tuple(sorted(expected - known))
     return silent if len(silent) <= len(known) else ()
+
+
+def _are_numbers_global(positions: Sequence[EndingPosition], output: JobOutput) -> bool:
+    """Whether the members of a group have their global ranks in it: then it begins at rank 0."""
+    ranks = {one.rank for one in positions}
+    own = {(e.rank, n) for e in output.events if e.rank in ranks and _group(e) in positions[0].group
+           and (n := e.number("own")) is not None}  # fmt: skip
+    return own == {(rank, rank) for rank in ranks}
 
 
 def _frozen(positions: Sequence[EndingPosition]) -> EndingResult | None:
