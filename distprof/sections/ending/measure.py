@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from distprof.ingest.output.expressions import Expression, advice_on, expressions
 from distprof.ingest.output.stacks import calls_of_traceback, last_own
-from distprof.run.logs import JobOutput, OutputEvent, OutputStack
+from distprof.run.logs import JobOutput, NcclLog, OutputEvent, OutputStack
 from distprof.run.run import Run
 from distprof.sections.ending import FAILED, STUCK, EndingLine, EndingResult
 from distprof.sections.ending.positions import diagnose_positions, operation_kind, timeout_sentences
@@ -27,7 +27,7 @@ from distprof.units import capitalized, format_bytes, format_duration, name_rank
 
 _MAX_LINES = 200
 UNSAID = ("phase", "preparing", "setup", "calls", "agents", "joining", "world", "closing", "aside",
-          "begun", "finished", "closed", "cpu", "guess")  # fmt: skip
+          "begun", "finished", "closed", "cpu", "stage")  # fmt: skip
 """Kinds of lines that reports do not list."""
 
 _MAX_QUOTE = 200
@@ -44,12 +44,14 @@ def about_of(event: OutputEvent) -> str:
 def analyze_ending(run: Run) -> EndingResult:
     """How the job ended, from the output among the evidence of a run.
 
-    How far NCCL came is no news where its log is the source.
+    How far NCCL came is no news where its log is the source and shows connections.
     """
     output = run.get(JobOutput)
     found = EndingResult() if output is None else diagnose_output(output)
-    is_news = found.cause not in ("set-up", "ready") or run.origin != "NCCL log"
-    return found if found.state or is_news else EndingResult()
+    log = run.get(NcclLog) if run.origin == "NCCL log" else None
+    is_known = log is not None and bool(log.edges or log.networks or log.links)
+    is_news = found.state or found.cause not in ("set-up", "ready") or not is_known
+    return found if is_news else EndingResult()
 
 
 def diagnose_output(output: JobOutput) -> EndingResult:
@@ -1283,25 +1285,33 @@ def _stopped(output: JobOutput) -> EndingResult | None:
 
 
 def _interrupted(output: JobOutput) -> EndingResult | None:
-    events = _of(output, "exception", "error")
     is_survived = _survived(output)
-    event = next((e for e in events if _is_interrupt(e) and not is_survived(e)), None)
-    if event is None:
+    events = [
+        e for e in _of(output, "exception", "error") if _is_interrupt(e) and not is_survived(e)
+    ]
+    if not events:
         return None
+    event = next((e for e in events if "frames" in e.fields), events[0])
     stacks = tuple(
         OutputStack(file=e.file, line=e.line, rank=e.rank, calls=calls)
         for e in events
-        if _is_interrupt(e) and (calls := calls_of_traceback(_frames(e)))
+        if (calls := calls_of_traceback(_frames(e)))
     )
     shown = diagnose_stacks(replace(output, stacks=stacks)) if len(stacks) > 1 else None
     shown = next((one for one in (shown, _set_up(output)) if one and one.state), None)
     if shown is not None:  # what it waited for is known
         return shown
     place = last_own(_frames(event))
+    where = f" in {place}" if place else ""
+    known = [one.activity for one in stacks_of(replace(output, stacks=stacks)) if one.activity]
+    if known:
+        where += f", while a process was in {words().activity[known[0]].place}"
+    steps = (words().activity[name].step for name in known[:1])
     return _made(
         "interrupted",
-        f"The job was interrupted (Ctrl-C or SIGINT){f' in {place}' if place else ''}.",
+        f"The job was interrupted (Ctrl-C or SIGINT){where}.",
         event,
+        *filter(None, steps),
         _BEFORE_CTRL_C,
         ranks=(),
     )
@@ -1350,13 +1360,31 @@ def _waiting(output: JobOutput) -> EndingResult | None:
     return _store(replace(output, events=tuple(replace(e, yields="store") for e in events)))
 
 
-def _guessed(output: JobOutput) -> EndingResult | None:
-    """A barrier on a GPU that torch guessed, if the text ends there."""
-    events = [e for e in _of(output, "guess") if _is_at_end(e, output, _JUST_BEFORE)]
-    if not events:
+def _twice(output: JobOutput) -> EndingResult | None:
+    """Ranks that several processes took, so that others are missing."""
+    events = [e for e in _of(output, "joining") if e.rank is not None and "expected" in e.fields]
+    ranks = {e.rank for e in events if e.rank is not None}
+    size = max((e.number("expected") or 0 for e in events), default=0)
+    if not all(0 < e.again - e.line < _NEAR_AGENT for e in events) or len(ranks) >= size:
         return None
-    says, steps = _told(events[-1])
-    return EndingResult(cause="guess", verdict=f"Not decided: {says}.", next_steps=steps)
+    text = f"{name_ranks(ranks)} of {size:,} came twice and the others not at all: hosts took the "
+    return _stuck(
+        "store",
+        f"{text}same ranks",
+        events[0],
+        "Give each host its own NODE_RANK, or unset it and let the scheduler start one task per "
+        "GPU (ntasks-per-node), and compare num_nodes and devices with what it gives.",
+    )
+
+
+def _at_stage(output: JobOutput) -> EndingResult | None:
+    """A stage of the start in which a job can stand, if the text ends there."""
+    events = [replace(e, line=max(e.line, e.again)) for e in _of(output, "stage")]
+    last = max(events, key=lambda e: e.line, default=None)
+    if last is None or not _is_at_end(last, output, _JUST_BEFORE):
+        return None
+    says, steps = _told(last)
+    return EndingResult(cause="stage", verdict=f"Not decided: {says}.", next_steps=steps)
 
 
 def _joining(output: JobOutput) -> EndingResult | None:
@@ -1602,6 +1630,7 @@ _CAUSES: tuple[Callable[[JobOutput], EndingResult | None], ...] = (
     _own_errors,
     _killed,
     _crash,
+    _twice,
     _mismatch,
     _behind,
     _missing,
@@ -1624,7 +1653,7 @@ _CAUSES: tuple[Callable[[JobOutput], EndingResult | None], ...] = (
     _reported,
     _mixed,
     diagnose_stacks,
-    _guessed,
+    _at_stage,
     _joining,
     _calls,
     _set_up,

@@ -118,7 +118,7 @@ def diagnose_positions(output: JobOutput) -> EndingResult | None:
         groups.setdefault(one.group, []).append(one)
     waiting = {name: some for name, some in groups.items() if any(_waits(p) for p in some)}
     if not waiting:
-        return _frozen(positions) or _told(positions, output)
+        return _frozen(positions, output) or _told(positions, output)
     found = [_of_group(name, some, output) for name, some in waiting.items()]
     order = ("mismatch", "behind", "silent", "unfinished")
     first = min(found, key=lambda one: order.index(one.cause))
@@ -254,6 +254,11 @@ def _whether_behind(
             f"No rank that printed where it stands is behind. {reports} a lost connection, and no "
             "time-out in it: look there first."
         )
+    if any(event.name == "gloo-timeout" for event in output.events):
+        return (
+            "Meanwhile processes waited in an operation of gloo, too: compare what the ranks do "
+            "there, for they may have taken different paths."
+        )
     if len(positions) > 1:
         return "No rank that printed is behind."
     return "No other rank printed where it stands."
@@ -388,15 +393,17 @@ def _are_numbers_global(positions: Sequence[EndingPosition], output: JobOutput) 
     return own == {(rank, rank) for rank in ranks}
 
 
-def _frozen(positions: Sequence[EndingPosition]) -> EndingResult | None:
+def _frozen(positions: Sequence[EndingPosition], output: JobOutput) -> EndingResult | None:
     """Watchdogs that fired although no collective was in flight."""
     idle = [one for one in positions if one.enqueued is not None and one.enqueued == one.completed]
     if not idle or len(idle) < len(positions):
         return None
+    why = "the CPU code of the ranks stopped, or a rank that is not in this output waits"
+    if any("local" in event.fields for event in output.events):
+        why = "what timed out is a collective of another process group, whose lines name it"
     return _stuck(
         "idle",
-        f"{_who(idle, idle[0].group)} had no collective in flight when a watchdog fired: the CPU "
-        "code of the ranks stopped, or a rank that is not in this output waits.",
+        f"{_who(idle, idle[0].group)} had no collective in flight when a watchdog fired: {why}.",
         positions,
     )
 
@@ -451,4 +458,5 @@ def timeout_sentences(positions: Sequence[EndingPosition]) -> Iterator[str]:
     for one in launched[:4]:
         done = "" if one.completed is None else f" and completed {one.completed:,}"
         done = " and completed none" if one.completed == -1 else done
-        yield f"{capitalized(name_ranks([one.rank]))} had launched {one.enqueued:,}{done}."
+        count = "none" if one.enqueued == -1 else f"{one.enqueued:,}"
+        yield f"{capitalized(name_ranks([one.rank]))} had launched {count}{done}."
