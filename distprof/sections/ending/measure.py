@@ -186,6 +186,9 @@ def _elsewhere(found: EndingResult, output: JobOutput) -> EndingResult:
     if stacks is not None and stacks.ranks and found.cause != "stacks":
         why = (found.verdict, *stacks.why)
         return replace(stacks, positions=found.positions, why=why)
+    if stacks is not None and found.cause == "frozen":
+        shown = stacks.verdict.partition(": ")[2].partition(". ")[0].rstrip(".")
+        return _amid(found, f"A stack shows that {shown}.", *stacks.next_steps[:1])
     first = next((e for e in output.events if e.yields == "timeout"), None)
     for event in _of(output, "gil", "network"):
         text = f"A thread of rank {event.number('own')} holds Python's lock (GIL)."
@@ -1125,6 +1128,8 @@ def _unreachable(output: JobOutput) -> EndingResult | None:
 
 def _peer(output: JobOutput) -> EndingResult | None:
     events = [e for e in _of(output, "network", "peer", "nccl") if not _is_of_agent(e, output)]
+    if _of(output, "timeout"):  # then the own watchdog aborts the communicator
+        events = [e for e in events if "ommunicator was aborted" not in e.text]
     explained = [e for e in events if e.name != "nccl-result"]
     # A plugin that could not start leaves a result, too, and the job continues.
     events = explained or [e for e in events if _is_at_end(e, output)]
