@@ -101,7 +101,7 @@ _TIMES = re.compile(r"\d{1,6}(?:[:.,T/-]\d{1,9}){2,8}")
 
 _BEHIND = re.compile(r"\[rank(\d{1,7})\]: ?$")
 _INNER = re.compile(r"\[(?:rank|default)(\d{1,7})\]: ?\[[EFWI][ \d]")
-_FRAME = re.compile(rb"(?:\S{0,60} )?(?:#\d| {2,8}\S)")
+_FRAME = re.compile(rb"\[<|(?:\S{0,60} )?(?:#\d| {2,8}\S)")
 _THREAD = re.compile(rb"(?:\S{0,60} )?Thread \d{1,7} \(")
 
 

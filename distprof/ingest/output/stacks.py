@@ -1,4 +1,4 @@
-"""Stacks in a job's output: faulthandler, py-spy, gdb and cuda-gdb, of Python and native code."""
+"""Stacks in a job's output: of faulthandler, py-spy, gdb, cuda-gdb and Linux."""
 
 from __future__ import annotations
 
@@ -39,6 +39,13 @@ def stacks_in(text: str) -> tuple[tuple[str, ...], int | None, int]:
             calls_of([line for line in lines if _HOW["framed"].match(line)], _HOW["framed"]),
             rank,
             len(lines),
+        )
+    if _HOW["kernel"].match(first):
+        frames = list(_leading(lines, _HOW["kernel"]))
+        return (
+            tuple(f"{line.split()[1].partition('+')[0]} (kernel)" for line in frames),
+            rank,
+            len(frames),
         )
     if first.startswith("#") or _HOW["native_thread"].match(first):
         return _native(lines)

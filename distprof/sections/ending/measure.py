@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from distprof.ingest.output.expressions import Expression, advice_on, expressions
 from distprof.ingest.output.stacks import calls_of_traceback, last_own
-from distprof.run.logs import JobOutput, OutputEvent, OutputStack
+from distprof.run.logs import JobOutput, NcclLog, OutputEvent, OutputStack
 from distprof.run.run import Run
 from distprof.sections.ending import FAILED, STUCK, EndingLine, EndingResult
 from distprof.sections.ending.positions import diagnose_positions, operation_kind, timeout_sentences
@@ -28,7 +28,7 @@ from distprof.units import capitalized, format_bytes, format_duration, name_rank
 
 _MAX_LINES = 200
 UNSAID = ("phase", "preparing", "setup", "calls", "agents", "joining", "world", "closing", "aside",
-          "begun", "finished", "closed", "cpu")  # fmt: skip
+          "begun", "finished", "closed", "cpu", "stage")  # fmt: skip
 """Kinds of lines that reports do not list."""
 
 _MAX_QUOTE = 200
@@ -45,11 +45,14 @@ def about_of(event: OutputEvent) -> str:
 def analyze_ending(run: Run) -> EndingResult:
     """How the job ended, from the output among the evidence of a run.
 
-    How far NCCL came is no news where its log is the source.
+    How far NCCL came is no news where its log is the source and shows connections.
     """
     output = run.get(JobOutput)
     found = EndingResult() if output is None else diagnose_output(output)
-    return found if found.state or run.origin != "NCCL log" else EndingResult()
+    log = run.get(NcclLog) if run.origin == "NCCL log" else None
+    is_known = log is not None and bool(log.edges or log.networks or log.links)
+    is_news = found.state or found.cause not in ("set-up", "ready") or not is_known
+    return found if is_news else EndingResult()
 
 
 def diagnose_output(output: JobOutput) -> EndingResult:
@@ -184,6 +187,9 @@ def _elsewhere(found: EndingResult, output: JobOutput) -> EndingResult:
     if stacks is not None and stacks.ranks and found.cause != "stacks":
         why = (found.verdict, *stacks.why)
         return replace(stacks, positions=found.positions, why=why)
+    if stacks is not None and found.cause == "frozen":
+        shown = stacks.verdict.partition(": ")[2].partition(". ")[0].rstrip(".")
+        return _amid(found, f"A stack shows that {shown}.", *stacks.next_steps[:1])
     first = next((e for e in output.events if e.yields == "timeout"), None)
     for event in _of(output, "gil", "network"):
         text = f"A thread of rank {event.number('own')} holds Python's lock (GIL)."
@@ -203,15 +209,16 @@ def _elsewhere(found: EndingResult, output: JobOutput) -> EndingResult:
 def _while_preparing(found: EndingResult, output: JobOutput) -> EndingResult:
     """A wait during which another process prepared the data set, or evaluated."""
     event = next(iter(_of(output, "preparing")[::-1]), None)
-    is_open = event is not None and event.fields["percent"] != "100"
-    if event is None or not is_open or found.state != STUCK or found.ranks:
+    if event is None or found.state != STUCK or found.ranks:
         return found
     fields = event.fields
+    if "done" in fields or fields.get("percent") == "100":
+        return found
+    at = f" was at {fields['percent']} %" if "percent" in fields else ""
     took = f" after {fields['took']}" if "took" in fields else ""
     return _amid(
         found,
-        f"Meanwhile a process was still at work: “{fields['phase']}” was at {fields['percent']} %"
-        f"{took}.",
+        f"Meanwhile a process was still at work: “{fields['phase']}”{at}{took}.",
         "Do this work in a job of its own, or on all ranks, or raise the timeout (ddp_timeout, or "
         "init_process_group(timeout=…)): ranks that wait for the one that does it time out.",
     )
@@ -1056,6 +1063,8 @@ def _store(output: JobOutput) -> EndingResult | None:
         absent = {*range(min(size, _MAX_NAMED))} - {e.rank for e in events}
         if "joined" in fields and size - int(fields["joined"]) == len(absent):
             what += f": {name_ranks(absent)} did not"
+        if _is_of_later_group(event):
+            what = what.replace("joined the rendezvous", f"came to process group {fields['key']}")
         if int(fields.get("joined", 0)) > int(fields["expected"]):
             what = (
                 f"{fields['joined']} processes joined a rendezvous of {fields['expected']}: more "
@@ -1081,8 +1090,19 @@ def _store(output: JobOutput) -> EndingResult | None:
             "Give each start a store of its own (another port or file), start each process once, "
             "and compare the world size with the number of processes.",
         )
+    elif _is_of_later_group(event):
+        steps = (
+            "All had joined the job: look for a rank that does not call new_group, or does so in "
+            "another order, because of a branch. Every rank must make every group.",
+            "Read the log of the ranks that did not come, and get their stacks: py-spy dump.",
+        )
     found = _stuck("store", what, event, *advice_on("store", what), *steps)
     return found if sender is None or is_member else replace(found, suspects=(sender,))
+
+
+def _is_of_later_group(event: OutputEvent) -> bool:
+    """Whether a store's barrier is not that of the first process group, which all ranks join."""
+    return (event.number("key") or 1) > 1
 
 
 def _unreachable(output: JobOutput) -> EndingResult | None:
@@ -1094,6 +1114,8 @@ def _unreachable(output: JobOutput) -> EndingResult | None:
 
 def _peer(output: JobOutput) -> EndingResult | None:
     events = [e for e in _of(output, "network", "peer", "nccl") if not _is_of_agent(e, output)]
+    if _of(output, "timeout"):  # then the own watchdog aborts the communicator
+        events = [e for e in events if "ommunicator was aborted" not in e.text]
     explained = [e for e in events if e.name != "nccl-result"]
     # A plugin that could not start leaves a result, too, and the job continues.
     events = explained or [e for e in events if _is_at_end(e, output)]
@@ -1259,25 +1281,33 @@ def _stopped(output: JobOutput) -> EndingResult | None:
 
 
 def _interrupted(output: JobOutput) -> EndingResult | None:
-    events = _of(output, "exception", "error")
     is_survived = _survived(output)
-    event = next((e for e in events if _is_interrupt(e) and not is_survived(e)), None)
-    if event is None:
+    events = [
+        e for e in _of(output, "exception", "error") if _is_interrupt(e) and not is_survived(e)
+    ]
+    if not events:
         return None
+    event = next((e for e in events if "frames" in e.fields), events[0])
     stacks = tuple(
         OutputStack(file=e.file, line=e.line, rank=e.rank, calls=calls)
         for e in events
-        if _is_interrupt(e) and (calls := calls_of_traceback(_frames(e)))
+        if (calls := calls_of_traceback(_frames(e)))
     )
     shown = diagnose_stacks(replace(output, stacks=stacks)) if len(stacks) > 1 else None
     shown = next((one for one in (shown, _set_up(output)) if one and one.state), None)
     if shown is not None:  # what it waited for is known
         return shown
     place = last_own(_frames(event))
+    where = f" in {place}" if place else ""
+    known = [one.activity for one in stacks_of(replace(output, stacks=stacks)) if one.activity]
+    if known:
+        where += f", while a process was in {words().activity[known[0]].place}"
+    steps = (words().activity[name].step for name in known[:1])
     return _made(
         "interrupted",
-        f"The job was interrupted (Ctrl-C or SIGINT){f' in {place}' if place else ''}.",
+        f"The job was interrupted (Ctrl-C or SIGINT){where}.",
         event,
+        *filter(None, steps),
         *advice_on("stopped", "SIGINT"),
         ranks=(),
     )
@@ -1344,6 +1374,33 @@ def _waiting(output: JobOutput) -> EndingResult | None:
             "If they compile or load, wait: the first requests take long.",
         )
     return _store(replace(output, events=tuple(replace(e, yields="store") for e in events)))
+
+
+def _twice(output: JobOutput) -> EndingResult | None:
+    """Ranks that several processes took, so that others are missing."""
+    events = [e for e in _of(output, "joining") if e.rank is not None and "expected" in e.fields]
+    ranks = {e.rank for e in events if e.rank is not None}
+    size = max((e.number("expected") or 0 for e in events), default=0)
+    if not all(0 < e.again - e.line < _NEAR_AGENT for e in events) or len(ranks) >= size:
+        return None
+    text = f"{name_ranks(ranks)} of {size:,} came twice and the others not at all: hosts took the "
+    return _stuck(
+        "store",
+        f"{text}same ranks",
+        events[0],
+        "Give each host its own NODE_RANK, or unset it and let the scheduler start one task per "
+        "GPU (ntasks-per-node), and compare num_nodes and devices with what it gives.",
+    )
+
+
+def _at_stage(output: JobOutput) -> EndingResult | None:
+    """A stage of the start in which a job can stand, if the text ends there."""
+    events = [replace(e, line=max(e.line, e.again)) for e in _of(output, "stage")]
+    last = max(events, key=lambda e: e.line, default=None)
+    if last is None or not _is_at_end(last, output, _JUST_BEFORE):
+        return None
+    says, steps = _told(last)
+    return EndingResult(cause="stage", verdict=f"Not decided: {says}.", next_steps=steps)
 
 
 def _joining(output: JobOutput) -> EndingResult | None:
@@ -1565,8 +1622,8 @@ def _closed(output: JobOutput) -> EndingResult | None:
     )
 
 
-def _is_at_end(event: OutputEvent, output: JobOutput) -> bool:
-    return output.lines_of.get(event.file, 0) - event.line <= _NEAR_LINES
+def _is_at_end(event: OutputEvent, output: JobOutput, most: int = _NEAR_LINES) -> bool:
+    return output.lines_of.get(event.file, 0) - event.line <= most
 
 
 def _nan(output: JobOutput) -> EndingResult | None:
@@ -1596,6 +1653,7 @@ _CAUSES: tuple[Callable[[JobOutput], EndingResult | None], ...] = (
     _own_errors,
     _killed,
     _crash,
+    _twice,
     _mismatch,
     _behind,
     _missing,
@@ -1618,6 +1676,7 @@ _CAUSES: tuple[Callable[[JobOutput], EndingResult | None], ...] = (
     _reported,
     _mixed,
     diagnose_stacks,
+    _at_stage,
     _joining,
     _calls,
     _set_up,

@@ -123,7 +123,7 @@ def diagnose_positions(output: JobOutput) -> EndingResult | None:
         groups.setdefault(one.group, []).append(one)
     waiting = {name: some for name, some in groups.items() if any(_waits(p) for p in some)}
     if not waiting:
-        return _frozen(positions) or _told(positions, output)
+        return _frozen(positions, output) or _told(positions, output)
     found = [_of_group(name, some, output) for name, some in waiting.items()]
     order = ("mismatch", "behind", "silent", "unfinished")
     first = min(found, key=lambda one: order.index(one.cause))
@@ -256,6 +256,11 @@ def _whether_behind(
             f"No rank that printed where it stands is behind. {reports} a lost connection, and no "
             "time-out in it: look there first."
         )
+    if any(event.name == "gloo-timeout" for event in output.events):
+        return (
+            "Meanwhile processes waited in an operation of gloo, too: compare what the ranks do "
+            "there, for they may have taken different paths."
+        )
     if len(positions) > 1:
         return "No rank that printed is behind."
     return "No other rank printed where it stands."
@@ -353,28 +358,42 @@ def _unequal(name: str, what: str, waiting: Sequence[EndingPosition]) -> EndingR
 
 def _silent(positions: Sequence[EndingPosition], output: JobOutput) -> tuple[int, ...]:
     """Ranks of the default group that no line of a watchdog names."""
-    if positions[0].group or not all(one.is_global for one in positions):
+    if not all(one.is_global for one in positions):
+        return ()
+    if positions[0].group and not _are_numbers_global(positions, output):
         return ()
     told = (e.rank for e in output.events if e.yields in _REPORTS)
     known = {*(one.rank for one in positions), *(rank for rank in told if rank is not None)}
-    world = output.world_size or 0
-    expected = {*range(world), *output.ranks} if world <= 1 << 20 else set(output.ranks)
+    world = 0 if positions[0].group else output.world_size or 0
+    printed = () if positions[0].group else output.ranks
+    expected = {*range(world), *printed} if world <= 1 << 20 else set(printed)
     waiting = {one.rank for one in positions}
-    if not world and len(waiting) > 2 and max(waiting) < len(waiting) + 1:  # one hole in 0, 1, 2, …
+    holes = max(waiting) + 1 - len(waiting)
+    if not world and len(waiting) > 2 and 3 * holes <= len(waiting):  # few holes in 0, 1, 2, …
         expected |= set(range(max(waiting)))
     silent = tuple(sorted(expected - known))
     return silent if len(silent) <= len(known) else ()
 
 
-def _frozen(positions: Sequence[EndingPosition]) -> EndingResult | None:
+def _are_numbers_global(positions: Sequence[EndingPosition], output: JobOutput) -> bool:
+    """Whether the members of a group have their global ranks in it: then it begins at rank 0."""
+    ranks = {one.rank for one in positions}
+    own = {(e.rank, n) for e in output.events if e.rank in ranks and _group(e) in positions[0].group
+           and (n := e.number("own")) is not None}  # fmt: skip
+    return own == {(rank, rank) for rank in ranks}
+
+
+def _frozen(positions: Sequence[EndingPosition], output: JobOutput) -> EndingResult | None:
     """Watchdogs that fired although no collective was in flight."""
     idle = [one for one in positions if one.enqueued is not None and one.enqueued == one.completed]
     if not idle or len(idle) < len(positions):
         return None
+    why = "the CPU code of the ranks stopped, or a rank that is not in this output waits"
+    if any("local" in event.fields for event in output.events):
+        why = "what timed out is a collective of another process group, whose lines name it"
     return _stuck(
         "idle",
-        f"{_who(idle, idle[0].group)} had no collective in flight when a watchdog fired: the CPU "
-        "code of the ranks stopped, or a rank that is not in this output waits.",
+        f"{_who(idle, idle[0].group)} had no collective in flight when a watchdog fired: {why}.",
         positions,
     )
 
@@ -429,4 +448,5 @@ def timeout_sentences(positions: Sequence[EndingPosition]) -> Iterator[str]:
     for one in launched[:4]:
         done = "" if one.completed is None else f" and completed {one.completed:,}"
         done = " and completed none" if one.completed == -1 else done
-        yield f"{capitalized(name_ranks([one.rank]))} had launched {one.enqueued:,}{done}."
+        count = "none" if one.enqueued == -1 else f"{one.enqueued:,}"
+        yield f"{capitalized(name_ranks([one.rank]))} had launched {count}{done}."

@@ -81,10 +81,13 @@ def _more(count: int, *, show_all: bool) -> tuple[str, ...]:
 def ending_verdict(report: Report) -> VerdictText:
     """The verdict and the evidence for it; None for other reports."""
     result = report.ending
-    is_known = result.state or report.training_log.mean_ns is None  # times say more than no end
+    # Times of several iterations say more than where the text ends
+    least = 1 if result.cause in ("ready", "finished") else 2
+    is_known = result.state or report.training_log.num_reports < least
     if not result.verdict or is_recorded(report) or not is_known:
         return None
-    return result.verdict, (*result.why, *result.alternatives)
+    steps = () if result.state else result.next_steps  # no finding says them
+    return result.verdict, (*result.why, *result.alternatives, *steps)
 
 
 def ending_origin(report: Report) -> str:

@@ -18,6 +18,9 @@ _ONE_SNAPSHOT = "A single snapshot may show a job that runs: dump the stacks aga
 _SHARED = ("collective", "backward")
 """Activities in which a rank waits for the others of its group."""
 
+_HOLDING = ("data loader", "checkpoint", "compilation", "driver", "file system")
+"""Activities of one rank for which others wait that are in a collective."""
+
 _WAIT = re.compile(r"(?i)_?wait|synchronize|item")
 """Calls that wait for an operation which they do not name."""
 
@@ -73,9 +76,10 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
         parts = [f"{_who(one)} {_verb(one)} in {_place(one)}" for one in held or stacks[-3:]]
         said = f"Stuck: {'; '.join(parts)}{of_worker}."
         if not held:
-            said = (
-                f"Not decided: {'; '.join(parts)}. No stack shows a rank that the others wait for."
-            )
+            told = "No stack shows a rank that the others wait for."
+            if stacks[-1].activity in _HOLDING:
+                told = "If other ranks wait in a collective, they wait for that."
+            said = f"Not decided: {'; '.join(parts)}. {told}"
         return EndingResult(
             state=STUCK if held or (waiting and count > 1) else "",
             cause="stacks",

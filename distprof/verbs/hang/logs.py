@@ -227,7 +227,6 @@ def report_of_output(evidence: HangEvidence, ending: EndingResult, version: str)
         verdict = f"NCCL's RAS reports: {'; '.join([*told][:3])}. If a report a minute later says "
         verdict += "the same, the job is stuck there."
     state = HangState.FAILED if ending.state == FAILED else HangState(ending.state or "undecided")
-    is_open = not ending.state and ending.cause != "finished"
     is_one = len({one.op for one in ending.positions}) == 1
     differ = HangKind.SIZE_MISMATCH if is_one else HangKind.KIND_MISMATCH
     return HangReport(
@@ -245,7 +244,7 @@ def report_of_output(evidence: HangEvidence, ending: EndingResult, version: str)
         or tuple(sorted({evidence.hosts.get(r, "") for r in ending.ranks} - {""})),
         why=ending.why,
         alternatives=ending.alternatives,
-        next_steps=_UNDECIDED_STEPS if is_open else ending.next_steps,
+        next_steps=ending.next_steps or _UNDECIDED_STEPS,
         dumps=tuple(dump.rank for dump in evidence.dumps),
         groups=_groups(ending),
         ranks=tuple(map(_position, ending.positions)),
