@@ -381,8 +381,9 @@ _MOST_GPUS = 1 << 20
 _SHORT = 4_000
 """Characters of a text in which two numbers of GPUs make a comparison; a longer one needs three."""
 _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight")
+_TIMES = {"half": 0.5, "twice": 2, "double": 2, "two": 2, "three": 3, "triple": 3, "four": 4}
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_FEWEST_RANKS = 3
+_FEWEST_RANKS, _SAME = 3, 0.01
 _LABEL, _MOST_ROWS = 60, 200  # Characters of a name, and rows of a table of ways.
 _PATTERNS = {
     name: re.compile(pattern)
@@ -435,7 +436,8 @@ def _counts(line: str) -> list[tuple[int, str, int]]:
         count = int(match["n"] or match["set"] or listed or named)
         if match["hosts"]:
             count = int(match["hosts"]) * int(match["each"])
-        of = (match["of_n"] or match["of_word"] or match["of_set"] or "gpu").lower()
+        named_of = match["of_n"] or match["of_word"] or match["of_set"] or match["of_a"]
+        of = (named_of or "gpu").lower()
         if 0 < count < _MOST_GPUS:
             found.append((count, "nodes" if of in ("node", "machine") else "GPUs", match.start()))
     nodes = [one for one in found if one[1] == "nodes"]
@@ -446,10 +448,16 @@ def _counts(line: str) -> list[tuple[int, str, int]]:
     return nodes if len(nodes) > len(gpus) else gpus
 
 
+def _number_in(name: str) -> int | None:
+    """Number of GPUs or nodes in a cell, for example “8”, “8 x A100” and “single GPU”."""
+    first = _whole(name.split(" ")[0].replace(",", ""))
+    return first or next((count for count, *_ in _counts(name)), None)
+
+
 def _head_kind(head: str) -> str:
     """What a column with this head holds: "time", "iterations" or "rate"; empty for another."""
     if _PATTERNS["head_of_times"].search(head):
-        return "time"
+        return "iterations" if _PATTERNS["of_iterations"].search(head) else "time"
     rate = _PATTERNS["head_of_rates"].search(head)
     return _kind_of_rate(rate[0]) if rate else ""
 
@@ -465,7 +473,8 @@ def _table_pairs(lines: Sequence[str]) -> tuple[dict[str, float], str, str]:
         re.split(r"\s*\|\s*" if "|" in line else r"\t|\s{2,}|\s*[,;]\s*", line.strip("| \t"))
         for line in lines
     ]
-    turned = next((i for i, row in enumerate(rows) if len([*filter(is_way, row)]) > 1), None)
+    named = ([cell for cell in row if is_way(cell) or is_count(cell)] for row in rows)
+    turned = next((i for i, names in enumerate(named) if len(names) > 1), None)
     if turned is not None:
         columns = zip_longest(*rows[turned : turned + _MOST_ROWS], fillvalue="")
         rows = [*map(list, columns)]
@@ -476,18 +485,22 @@ def _table_pairs(lines: Sequence[str]) -> tuple[dict[str, float], str, str]:
         name = next((c for c, h in below if heads_counts(h) or is_way(c) or is_count(c)), "")
         if not name and len(cells) > 1 and any(map(_head_kind, cells)):
             head = cells
-        for cell, kind in ((cell, _head_kind(of)) for cell, of in below if name):
+        for cell, head_of in below if name else ():
+            kind = _head_kind(head_of)
             if kind and (printed := next(_values(cell), None)):
-                found[printed.kind].setdefault(name, printed.per_s)
-            elif kind and (number := _typed(cell.split(" ")[0])):
-                found[kind].setdefault(name, 1 / number if kind == "time" else number)
+                of_each = kind == "iterations" and printed.kind == "time"
+                found[kind if of_each else printed.kind].setdefault(name, printed.per_s)
+            elif kind and (number := _typed(cell.lstrip("~≈ ").split(" ")[0])):
+                is_time = _PATTERNS["head_of_times"].search(head_of)
+                found[kind].setdefault(name, 1 / number if is_time else number)
     if turned is None and not (found["time"] or found["rate"]):
         listed = ((line.split(":")[0].strip(), [*_values(line)]) for line in filter(is_way, lines))
         found["time"] = {
             way: values[0].per_s for way, values in listed if len(values) == 1 and len(way) < _LABEL
         }
-    by_way = is_way(next(iter(found["time"]), ""))
-    kind = next((k for k in (("time",) if by_way else found) if found[k]), "iterations")
+    names = {name for by_name in found.values() for name in by_name}
+    kinds = ("time", "iterations") if any(is_way(n) and not is_count(n) for n in names) else found
+    kind = next((kind for kind in kinds if found[kind]), "iterations")
     heads = " ".join((*filter(heads_counts, head), *filter(is_count, found[kind]))).lower()
     return found[kind], kind, "nodes" if _PATTERNS["of_nodes"].match(heads) else "GPUs"
 
@@ -513,15 +526,14 @@ def _sentence_pairs(
     lines: Sequence[tuple[list[tuple[int, str, int]], list[_Value]]], kind: str
 ) -> dict[tuple[str, int], float]:
     """What is counted and how many of it to the first value of a kind, as sentences pair them."""
-    found: dict[tuple[str, int], float] = {}
-    listed: dict[tuple[str, int], list[float]] = {}  # Values below a line that only counts.
+    found: dict[tuple[str, int], list[float]] = {}  # Several below a line that only counts.
     pending: tuple[str, int] | None = None
     for counts, all_values in lines:
         values = [one for one in all_values if one.kind == kind]
         if not counts:
             if pending and values:
-                listed.setdefault(pending, []).append(values[0].per_s)
-            elif pending in listed:
+                found.setdefault(pending, []).append(values[0].per_s)
+            elif pending in found:
                 pending = None
             continue
         named = [one for one in counts if values and one[2] < values[-1].at]
@@ -529,13 +541,29 @@ def _sentence_pairs(
             named = counts
         elif len(named) != len(values):
             before = [[one for one in counts if one[2] < value.at] for value in values]
-            named = [some[-1] if some else counts[0] for some in before]
+            values = [value for value, some in zip(values, before, strict=True) if some]
+            named = [some[-1] for some in before if some]
         for (count, of, _), value in zip(named, values, strict=True):
-            found.setdefault((of, count), value.per_s)
+            found.setdefault((of, count), [value.per_s])
         last = max((value.at for value in values), default=-1)
         waiting = [(of, count) for count, of, at in counts if at > last]
         pending = waiting[0] if len(waiting) == 1 else None
-    return {**{key: median(rates) for key, rates in listed.items()}, **found}
+    return {key: median(rates) for key, rates in found.items()}
+
+
+def _related(line: str) -> dict[tuple[str, int], float]:
+    """Throughput of two numbers of GPUs, if a sentence says how many times that of the other."""
+    counts, ratio = _counts(line), _PATTERNS["ratio"].search(line)
+    if ratio is None or len(counts) != 2 or _PATTERNS["expected"].search(line):
+        return {}
+    value = float(ratio["n"] or _TIMES[ratio["word"].lower()])
+    if ratio["percent"]:
+        value = value / 100 if ratio["share"] else 1 + value * (-1 if ratio["slow"] else 1) / 100
+    if ratio["longer"] or (ratio["slow"] and not ratio["percent"]):
+        value = 1 / value if value else 0.0
+    before = [_PATTERNS["reference"].search(line, 0, at) for *_, at in counts]
+    other, one = counts if before[0] and not before[1] else counts[::-1]
+    return {(other[1], other[0]): 1.0, (one[1], one[0]): value} if value > 0 else {}
 
 
 def _scaling(text: str) -> ScalingTable | None:
@@ -545,11 +573,11 @@ def _scaling(text: str) -> ScalingTable | None:
     text = _PATTERNS["clock"].sub(
         lambda t: f" {3_600 * int(t[1] or 0) + 60 * int(t[2]) + float(t[3]):g} s", text
     )
-    lines = [line[:1_000] for line in text.splitlines()]
+    lines = [line[:1_000] for line in _PATTERNS["sentence"].split(text)]
     table, kind, of = _table_pairs(lines)
     if len(table) > 1 and all(map(_PATTERNS["way"].match, table)):
         return _by_name(table, "ways")
-    numbers = {_whole(name.split(" ")[0].replace(",", "")): rate for name, rate in table.items()}
+    numbers = {_number_in(name): rate for name, rate in table.items()}
     pairs = {number: rate for number, rate in numbers.items() if number and number < _MOST_GPUS}
     if len(pairs) < 2:
         if len(of_ranks := _rank_rates(lines)) >= _FEWEST_RANKS:
@@ -567,9 +595,17 @@ def _scaling(text: str) -> ScalingTable | None:
             for of in ("GPUs", "nodes")
         )
         kind, of, pairs = next((one for one in options if len(one[2]) >= fewest), ("", of, {}))
+        if not pairs and (related := next(filter(None, map(_related, lines)), None)):
+            is_of_each = any(map(_PATTERNS["of_iterations"].search, lines))
+            kind, of = "iterations" if is_of_each else "time", next(iter(related))[0]
+            pairs = {count: rate for (_, count), rate in related.items()}
     if len(pairs) < 2 or [*pairs] not in (sorted(pairs), sorted(pairs, reverse=True)):
         return None
-    grows = kind == "iterations" or _PATTERNS["per_gpu"].search(text)
+    others = {value.per_s for line in lines for value in _values(line)} - {*pairs.values()}
+    products = [count * rate for count, rate in pairs.items() if count > 1]
+    are_each = any(abs(one / product - 1) < _SAME for one in others for product in products)
+    are_each = are_each and kind == "rate"
+    grows = kind == "iterations" or are_each or _PATTERNS["per_gpu"].search(text)
     by_count = {count: rate * count if grows else rate for count, rate in sorted(pairs.items())}
     note = f"This holds if the batch grows with the number of {of}."
     return ScalingTable(
