@@ -168,6 +168,9 @@ def stamp_s(text: bytes) -> float | None:
 LEAST_EVALUATION = 0.1
 """Share of the training from which evaluations are named."""
 
+RUN = "Run number "
+"""Beginning of the note on several runs in a text."""
+
 
 def evaluation_note(share: float) -> str:
     """What evaluations take; reports lead with it."""
