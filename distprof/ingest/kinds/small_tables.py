@@ -251,6 +251,9 @@ SUMMARY_BOUND = Bound(
 MAX_MICROSECONDS = 1e12
 _SUMMARY_BYTES = 1 << 14
 _LARGEST = 1 << 53
+_LOGGER = b"Comm. Op            Message Size"
+_HEADS = re.compile(r"Message Size|Count|\w[\w ]{0,40}\(\w+\)")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)B")
 _ITEM_BYTES = {
     "float": 4, "float32": 4, "half": 2, "float16": 2, "bfloat16": 2, "double": 8, "float64": 8,
     "int": 4, "int32": 4, "long": 8, "int64": 8, "byte": 1, "uint8": 1, "char": 1, "int8": 1,
@@ -266,6 +269,8 @@ _refuse_summary = refusing(
 
 def fits_collective_summary(source: str) -> bool:
     """Whether a file begins like such a table; never raises for other files."""
+    if _LOGGER in beginning(source, _SUMMARY_BYTES):
+        return True
     start = beginning(source, _SUMMARY_BYTES, endings=(".csv", ".csv.gz"))
     header = start.lstrip(b"\xef\xbb\xbf").split(b"\n", 1)[0].decode("utf-8", "replace")
     cells = {cell.strip().strip('"') for cell in header.split(",")}
@@ -278,6 +283,7 @@ def read_collective_summary(source: str) -> CollectiveSummary:
     rows: list[tuple[int, int, int, int]] = []
     num_broken = 0
     has_groups = True
+    waited = spent = 0.0
     for entry in _entries(source):
         if entry.keys() >= _HTA_COLUMNS:
             has_groups = False
@@ -286,6 +292,8 @@ def read_collective_summary(source: str) -> CollectiveSummary:
             row = _row_of_hta(entry, classes)
         else:
             row = _row(entry, classes)
+            waited += _number(entry.get("straggler")) or 0.0
+            spent += (_number(entry.get("straggler")) and _number(entry.get("total"))) or 0.0
         if row is None:
             num_broken += 1
             continue
@@ -303,6 +311,7 @@ def read_collective_summary(source: str) -> CollectiveSummary:
         rank=table[:, 1],
         num_calls=table[:, 2],
         mean_ns=table[:, 3],
+        wait_ratio=min(waited / spent, 1.0) if spent else None,
         notes=tuple(notes),
     )
 
@@ -310,10 +319,38 @@ def read_collective_summary(source: str) -> CollectiveSummary:
 def _entries(source: str) -> Iterator[Mapping[str, str]]:
     data = whole(source, SUMMARY_BOUND.num_bytes, _refuse_summary)
     text = data.decode("utf-8-sig", "replace").replace("\0", "")
+    if _LOGGER in data:
+        yield from _logged(text)
+        return
     try:
         yield from csv.DictReader(io.StringIO(text), restval="")
     except csv.Error as error:
         _refuse_summary(source, f"{error}")
+
+
+def _logged(text: str) -> Iterator[Mapping[str, str]]:
+    """Rows of DeepSpeed's logger of communication, which names an operation above its sizes."""
+    head: list[str] = []
+    name = ""
+    for line in text.splitlines():
+        cells = re.split(r"\s{2,}|\s+\|\s+", line.strip())
+        if cells[0] == "Comm. Op":
+            head = [one.strip() for one in _HEADS.findall(line)]
+        elif not (size := _SIZE.fullmatch(cells[0])):
+            name = cells[0]
+        elif len(cells) == len(head):
+            row = dict(zip(head, cells, strict=True))
+            num_bytes = float(size[1]) * 1_024 ** " KMGT".index(size[2] or " ")
+            yield {
+                "rank": "0",
+                "Collective name": name,
+                "dtype": "byte",
+                "In msg nelems": str(num_bytes),
+                "operation_count": row.get("Count", ""),
+                "dur_mean": str(1e3 * (_number(row.get("Avg Latency(ms)")) or 0.0)),
+                "straggler": row.get("Total straggler(ms)", ""),
+                "total": row.get("Total Latency(ms)", ""),
+            }
 
 
 def _row(

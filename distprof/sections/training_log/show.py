@@ -152,9 +152,10 @@ def _phase_times(log: TrainingLogResult) -> tuple[dict[str, int], int]:
         phase = next((name for name, known in _PHASES.items() if known.search(timer.name)), "")
         if phase:
             found.setdefault(phase, timer.mean_ns)
-    if found.keys() >= {"backward", "forward and backward"}:
+    if "forward and backward" in found and found.keys() & {"forward", "backward"}:
         both = found.pop("forward and backward")
-        found.setdefault("forward", max(both - found["backward"], 0))
+        for one, other in (("forward", "backward"), ("backward", "forward")):
+            found.setdefault(one, max(both - found.get(other, both), 0))
     whole = sum(found.values()) if log.origin == "DeepSpeed" else log.mean_ns
     if log.input_timer is not None:
         found["waiting for input"] = log.input_timer.mean_ns
