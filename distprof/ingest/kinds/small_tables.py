@@ -419,13 +419,16 @@ _SHORT = 4_000
 """Characters of a text in which two numbers of GPUs make a comparison; a longer one needs three."""
 _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight")
 _TIMES = {"half": 0.5, "twice": 2, "double": 2, "two": 2, "three": 3, "triple": 3, "four": 4}
-_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_FEWEST_RANKS, _SAME = 3, 0.01
+_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0,
+            "秒": 1.0, "分": 60.0, "小": 3600.0, "天": 86400.0}  # fmt: skip
+_FEWEST_RANKS, _SAME, _MOST_EFFICIENT = 3, 0.01, 1.5
 _LABEL, _MOST_ROWS = 60, 200  # Characters of a name, and rows of a table of ways.
 _PATTERNS = {
     name: re.compile(pattern)
     for name, pattern in patterns_beside(__package__, "scaling.toml", WORD="|".join(_WORDS)).items()
 }
+_OF_GROUPS = [name for name in _PATTERNS["count"].groupindex if name.startswith("of_")]
+_NODES = ("node", "machine", "台")
 _refuse_scaling = refusing("throughput of several numbers of GPUs", "name a file with such a table")
 
 
@@ -470,13 +473,13 @@ def _counts(line: str) -> list[tuple[int, str, int]]:
         word = (match["word"] or "").lower()
         listed = match["list"].count(",") + 1 if match["list"] else 0
         named = _WORDS.index(word) if word in _WORDS else 1
-        count = int(match["n"] or match["set"] or listed or named)
+        number = next((match[g] for g in ("n", "set", "flag", "n_cjk") if match[g]), None)
+        count = int(number or listed or named)
         if match["hosts"]:
             count = int(match["hosts"]) * int(match["each"])
-        named_of = match["of_n"] or match["of_word"] or match["of_set"] or match["of_a"]
-        of = (named_of or "gpu").lower()
+        of = next((match[g].lower() for g in _OF_GROUPS if match[g]), "gpu")
         if 0 < count < _MOST_GPUS:
-            found.append((count, "nodes" if of in ("node", "machine") else "GPUs", match.start()))
+            found.append((count, "nodes" if of in _NODES else "GPUs", match.start()))
     nodes = [one for one in found if one[1] == "nodes"]
     gpus = [one for one in found if one[1] == "GPUs"]
     if len(nodes) == len(gpus) and gpus and _PATTERNS["each_node"].search(line):
@@ -510,20 +513,27 @@ def _table_pairs(lines: Sequence[str]) -> tuple[dict[str, float], str, str]:
         re.split(r"\s*\|\s*" if "|" in line else r"\t|\s{2,}|\s*[,;]\s*", line.strip("| \t"))
         for line in lines
     ]
+    head: list[str] = []
     named = ([cell for cell in row if is_way(cell) or is_count(cell)] for row in rows)
     turned = next((i for i, names in enumerate(named) if len(names) > 1), None)
     if turned is not None:
         columns = zip_longest(*rows[turned : turned + _MOST_ROWS], fillvalue="")
         rows = [*map(list, columns)]
+        held = [row for row in rows if is_count(row[0]) and _head_kind(row[0])]
+        whole = (at for at, cells in enumerate(zip(*held, strict=True)) if all(map(_typed, cells)))
+        if held and (at := next(whole, 0)):
+            rows = [[row[0], row[at]] for row in held]
+            head = ["", ""]
     found: dict[str, dict[str, float]] = {"rate": {}, "time": {}, "iterations": {}}
-    head: list[str] = []
     for cells in rows:
         below = [*zip(cells, head, strict=False)]
         name = next((c for c, h in below if heads_counts(h) or is_way(c) or is_count(c)), "")
         if not name and len(cells) > 1 and any(map(_head_kind, cells)):
             head = cells
         for cell, head_of in below if name else ():
-            kind = _head_kind(head_of)
+            if cell is name:
+                continue
+            kind = _head_kind(head_of or name)
             if kind and (printed := next(_values(cell), None)):
                 of_each = kind == "iterations" and printed.kind == "time"
                 found[kind if of_each else printed.kind].setdefault(name, printed.per_s)
@@ -644,6 +654,9 @@ def _scaling(text: str) -> ScalingTable | None:
     are_each = are_each and kind == "rate"
     grows = kind == "iterations" or are_each or _PATTERNS["per_gpu"].search(text)
     by_count = {count: rate * count if grows else rate for count, rate in sorted(pairs.items())}
+    each = [rate / count for count, rate in by_count.items()]
+    if max(each) > _MOST_EFFICIENT * each[0]:
+        return None  # not the same work
     note = f"This holds if the batch grows with the number of {of}."
     return ScalingTable(
         counts=tuple(by_count),

@@ -161,11 +161,13 @@ def stamp_s(text: bytes) -> float | None:
     if not stamps:
         return None
     found = stamps[-1]
-    year, month, day, hour, *rest = (int(part or _SOME_YEAR) for part in found.groups()[:6])
+    year, month, day, hour, minute, second = (
+        int(part or _SOME_YEAR) for part in found.groups()[:6]
+    )
     if found[8]:
         hour = hour % 12 + 12 * (found[8] == b"P")
     try:
-        moment = datetime(year, month, day, hour, *rest)
+        moment = datetime(year, month, day, hour, minute, second)
     except ValueError:
         return None
     fraction = float(b"0." + found[7]) if found[7] else 0.0

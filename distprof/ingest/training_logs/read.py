@@ -28,10 +28,10 @@ _MAX_NAME = 40
 _TOGETHER = ("Megatron-LM", "DeepSpeed")
 """The first reports iterations, and its fork prints the timers of the second between them."""
 
-_TITLE = r"^(?P<title>[^\n:=|]{3,100}:)[ *`]{0,4}\n(?P<below>[\s\S]*?)"
+_TITLE = r"^(?P<title>[^\n:=|]{3,300}:)[ *`]{0,4}\n(?P<below>[\s\S]*?)"
 _BLOCK = re.compile(
     r"(?m)^(?=\S)(?P<name>[^\n]{1,2000})\n\s{0,9}```[^\n`]{0,20}\n(?P<fenced>[\s\S]*?)(?:^```|\Z)"
-    rf"|{_TITLE}(?=^[^\n:=|]{{3,100}}:[ *`]{{0,4}}$|\Z)"
+    rf"|{_TITLE}(?=^[^\n:=|]{{3,300}}:[ *`]{{0,4}}$|\Z)"
 )
 """A log that is pasted below what someone says of it."""
 
@@ -63,6 +63,8 @@ class Candidates:
         evaluations = [note for note in self._own[1].notes if note.startswith("Evaluation takes")]
         self._reports.grammars["ms-swift"].notes += evaluations
         megatron, deepspeed = (self._reports.grammars[name] for name in _TOGETHER)
+        if deepspeed.timers.keys() & {"fwd", "forward"}:
+            compare(deepspeed, self._own[1])
         if len(megatron.rows) == len(deepspeed.rows) and not megatron.timers:
             megatron.timers = deepspeed.timers
         return self.all

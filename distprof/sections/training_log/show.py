@@ -35,7 +35,7 @@ _TABLE = table_beside(__package__, "phases.toml")
 _PHASES = {phase: re.compile(known) for phase, known in _TABLE["timers"].items()}
 _ADVICE = {phase: advice["text"] for advice in _TABLE["advice"] for phase in advice["on"]}
 _OUTSIDE = "outside of these"
-_MOST_OF_IT, _MOST_OF_BACKWARD = 0.4, 0.75
+_MOST_OF_IT, _MOST_OF_BACKWARD, _NEARLY = 0.4, 0.75, 0.8
 
 
 def training_verdict(report: Report) -> VerdictText:
@@ -156,10 +156,12 @@ def _phase_times(log: TrainingLogResult) -> tuple[dict[str, int], int]:
         both = found.pop("forward and backward")
         for one, other in (("forward", "backward"), ("backward", "forward")):
             found.setdefault(one, max(both - found.get(other, both), 0))
-    whole = sum(found.values()) if log.origin == "DeepSpeed" else log.mean_ns
+    whole = log.mean_ns or 0
+    if log.origin == "DeepSpeed" and sum(found.values()) > _NEARLY * whole:
+        whole = sum(found.values())
     if log.input_timer is not None:
         found["waiting for input"] = log.input_timer.mean_ns
-    return found, whole or 0
+    return found, whole
 
 
 def _shares(log: TrainingLogResult) -> dict[str, float]:
@@ -384,7 +386,8 @@ def _first(log: TrainingLogResult) -> str:
     """The first report, if it is much longer: programs compile, allocate and connect in it."""
     if not log.first_ns or not log.median_ns or log.first_ns < 2 * log.median_ns:
         return ""
-    return f"{format_duration(log.first_ns)} per iteration, left out of all figures"
+    per = _what(log).split()[-1]
+    return f"{format_duration(log.first_ns)} per {per}, left out of all figures"
 
 
 def _left_out(log: TrainingLogResult) -> str:
