@@ -85,6 +85,7 @@ class CollectiveSummary(msgspec.Struct, frozen=True, kw_only=True):
     rank: Int64Array  # int64, global rank.
     num_calls: Int64Array  # int64, number of calls.
     mean_ns: Int64Array  # int64, mean duration of a call on that rank.
+    wait_ratio: float | None = None  # Share that is waiting for other ranks, if the table says so.
     notes: tuple[str, ...] = ()  # Data left out, one sentence each.
 
 

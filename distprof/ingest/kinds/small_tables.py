@@ -251,6 +251,9 @@ SUMMARY_BOUND = Bound(
 MAX_MICROSECONDS = 1e12
 _SUMMARY_BYTES = 1 << 14
 _LARGEST = 1 << 53
+_LOGGER = b"Comm. Op            Message Size"
+_HEADS = re.compile(r"Message Size|Count|\w[\w ]{0,40}\(\w+\)")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)B")
 _ITEM_BYTES = {
     "float": 4, "float32": 4, "half": 2, "float16": 2, "bfloat16": 2, "double": 8, "float64": 8,
     "int": 4, "int32": 4, "long": 8, "int64": 8, "byte": 1, "uint8": 1, "char": 1, "int8": 1,
@@ -266,6 +269,8 @@ _refuse_summary = refusing(
 
 def fits_collective_summary(source: str) -> bool:
     """Whether a file begins like such a table; never raises for other files."""
+    if _LOGGER in beginning(source, _SUMMARY_BYTES):
+        return True
     start = beginning(source, _SUMMARY_BYTES, endings=(".csv", ".csv.gz"))
     header = start.lstrip(b"\xef\xbb\xbf").split(b"\n", 1)[0].decode("utf-8", "replace")
     cells = {cell.strip().strip('"') for cell in header.split(",")}
@@ -278,6 +283,7 @@ def read_collective_summary(source: str) -> CollectiveSummary:
     rows: list[tuple[int, int, int, int]] = []
     num_broken = 0
     has_groups = True
+    waited = spent = 0.0
     for entry in _entries(source):
         if entry.keys() >= _HTA_COLUMNS:
             has_groups = False
@@ -286,6 +292,8 @@ def read_collective_summary(source: str) -> CollectiveSummary:
             row = _row_of_hta(entry, classes)
         else:
             row = _row(entry, classes)
+            waited += _number(entry.get("straggler")) or 0.0
+            spent += (_number(entry.get("straggler")) and _number(entry.get("total"))) or 0.0
         if row is None:
             num_broken += 1
             continue
@@ -303,6 +311,7 @@ def read_collective_summary(source: str) -> CollectiveSummary:
         rank=table[:, 1],
         num_calls=table[:, 2],
         mean_ns=table[:, 3],
+        wait_ratio=min(waited / spent, 1.0) if spent else None,
         notes=tuple(notes),
     )
 
@@ -310,10 +319,38 @@ def read_collective_summary(source: str) -> CollectiveSummary:
 def _entries(source: str) -> Iterator[Mapping[str, str]]:
     data = whole(source, SUMMARY_BOUND.num_bytes, _refuse_summary)
     text = data.decode("utf-8-sig", "replace").replace("\0", "")
+    if _LOGGER in data:
+        yield from _logged(text)
+        return
     try:
         yield from csv.DictReader(io.StringIO(text), restval="")
     except csv.Error as error:
         _refuse_summary(source, f"{error}")
+
+
+def _logged(text: str) -> Iterator[Mapping[str, str]]:
+    """Rows of DeepSpeed's logger of communication, which names an operation above its sizes."""
+    head: list[str] = []
+    name = ""
+    for line in text.splitlines():
+        cells = re.split(r"\s{2,}|\s+\|\s+", line.strip())
+        if cells[0] == "Comm. Op":
+            head = [one.strip() for one in _HEADS.findall(line)]
+        elif not (size := _SIZE.fullmatch(cells[0])):
+            name = cells[0]
+        elif len(cells) == len(head):
+            row = dict(zip(head, cells, strict=True))
+            num_bytes = float(size[1]) * 1_024 ** " KMGT".index(size[2] or " ")
+            yield {
+                "rank": "0",
+                "Collective name": name,
+                "dtype": "byte",
+                "In msg nelems": str(num_bytes),
+                "operation_count": row.get("Count", ""),
+                "dur_mean": str(1e3 * (_number(row.get("Avg Latency(ms)")) or 0.0)),
+                "straggler": row.get("Total straggler(ms)", ""),
+                "total": row.get("Total Latency(ms)", ""),
+            }
 
 
 def _row(
@@ -381,10 +418,13 @@ _MOST_GPUS = 1 << 20
 _SHORT = 4_000
 """Characters of a text in which two numbers of GPUs make a comparison; a longer one needs three."""
 _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight")
-_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_FEWEST_RANKS = 3
+_TIMES = {"half": 0.5, "twice": 2, "double": 2, "two": 2, "three": 3, "triple": 3, "four": 4}
+_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0,
+            "秒": 1.0, "分": 60.0, "小": 3600.0, "天": 86400.0}  # fmt: skip
+_FEWEST_RANKS, _SAME, _MOST_EFFICIENT = 3, 0.01, 1.5
 _LABEL, _MOST_ROWS = 60, 200  # Characters of a name, and rows of a table of ways.
 _PATTERNS = patterns_beside(__package__, "scaling.toml", WORD="|".join(_WORDS))
+_NODES = ("node", "machine", "台")
 _refuse_scaling = refusing("throughput of several numbers of GPUs", "name a file with such a table")
 
 
@@ -429,12 +469,14 @@ def _counts(line: str) -> list[tuple[int, str, int]]:
         word = (match["word"] or "").lower()
         listed = match["list"].count(",") + 1 if match["list"] else 0
         named = _WORDS.index(word) if word in _WORDS else 1
-        count = int(match["n"] or match["set"] or listed or named)
+        number = next((match[g] for g in ("n", "set", "flag", "n_cjk") if match[g]), None)
+        count = int(number or listed or named)
         if match["hosts"]:
             count = int(match["hosts"]) * int(match["each"])
-        of = (match["of_n"] or match["of_word"] or match["of_set"] or "gpu").lower()
+        groups = match.re.groupindex
+        of = next((match[g].lower() for g in groups if g.startswith("of_") and match[g]), "gpu")
         if 0 < count < _MOST_GPUS:
-            found.append((count, "nodes" if of in ("node", "machine") else "GPUs", match.start()))
+            found.append((count, "nodes" if of in _NODES else "GPUs", match.start()))
     nodes = [one for one in found if one[1] == "nodes"]
     gpus = [one for one in found if one[1] == "GPUs"]
     if len(nodes) == len(gpus) and gpus and _PATTERNS["each_node"].search(line):
@@ -443,10 +485,16 @@ def _counts(line: str) -> list[tuple[int, str, int]]:
     return nodes if len(nodes) > len(gpus) else gpus
 
 
+def _number_in(name: str) -> int | None:
+    """Number of GPUs or nodes in a cell, for example “8”, “8 x A100” and “single GPU”."""
+    first = _whole(name.split(" ")[0].replace(",", ""))
+    return first or next((count for count, *_ in _counts(name)), None)
+
+
 def _head_kind(head: str) -> str:
     """What a column with this head holds: "time", "iterations" or "rate"; empty for another."""
     if _PATTERNS["head_of_times"].search(head):
-        return "time"
+        return "iterations" if _PATTERNS["of_iterations"].search(head) else "time"
     rate = _PATTERNS["head_of_rates"].search(head)
     return _kind_of_rate(rate[0]) if rate else ""
 
@@ -462,29 +510,41 @@ def _table_pairs(lines: Sequence[str]) -> tuple[dict[str, float], str, str]:
         re.split(r"\s*\|\s*" if "|" in line else r"\t|\s{2,}|\s*[,;]\s*", line.strip("| \t"))
         for line in lines
     ]
-    turned = next((i for i, row in enumerate(rows) if len([*filter(is_way, row)]) > 1), None)
+    head: list[str] = []
+    named = ([cell for cell in row if is_way(cell) or is_count(cell)] for row in rows)
+    turned = next((i for i, names in enumerate(named) if len(names) > 1), None)
     if turned is not None:
         columns = zip_longest(*rows[turned : turned + _MOST_ROWS], fillvalue="")
         rows = [*map(list, columns)]
+        held = [row for row in rows if is_count(row[0]) and _head_kind(row[0])]
+        whole = (at for at, cells in enumerate(zip(*held, strict=True)) if all(map(_typed, cells)))
+        if held and (at := next(whole, 0)):
+            rows = [[row[0], row[at]] for row in held]
+            head = ["", ""]
     found: dict[str, dict[str, float]] = {"rate": {}, "time": {}, "iterations": {}}
-    head: list[str] = []
     for cells in rows:
         below = [*zip(cells, head, strict=False)]
         name = next((c for c, h in below if heads_counts(h) or is_way(c) or is_count(c)), "")
         if not name and len(cells) > 1 and any(map(_head_kind, cells)):
             head = cells
-        for cell, kind in ((cell, _head_kind(of)) for cell, of in below if name):
+        for cell, head_of in below if name else ():
+            if cell is name:
+                continue
+            kind = _head_kind(head_of or name)
             if kind and (printed := next(_values(cell), None)):
-                found[printed.kind].setdefault(name, printed.per_s)
-            elif kind and (number := _typed(cell.split(" ")[0])):
-                found[kind].setdefault(name, 1 / number if kind == "time" else number)
+                of_each = kind == "iterations" and printed.kind == "time"
+                found[kind if of_each else printed.kind].setdefault(name, printed.per_s)
+            elif kind and (number := _typed(cell.lstrip("~≈ ").split(" ")[0])):
+                is_time = _PATTERNS["head_of_times"].search(head_of)
+                found[kind].setdefault(name, 1 / number if is_time else number)
     if turned is None and not (found["time"] or found["rate"]):
         listed = ((line.split(":")[0].strip(), [*_values(line)]) for line in filter(is_way, lines))
         found["time"] = {
             way: values[0].per_s for way, values in listed if len(values) == 1 and len(way) < _LABEL
         }
-    by_way = is_way(next(iter(found["time"]), ""))
-    kind = next((k for k in (("time",) if by_way else found) if found[k]), "iterations")
+    names = {name for by_name in found.values() for name in by_name}
+    kinds = ("time", "iterations") if any(is_way(n) and not is_count(n) for n in names) else found
+    kind = next((kind for kind in kinds if found[kind]), "iterations")
     heads = " ".join((*filter(heads_counts, head), *filter(is_count, found[kind]))).lower()
     return found[kind], kind, "nodes" if _PATTERNS["of_nodes"].match(heads) else "GPUs"
 
@@ -510,15 +570,14 @@ def _sentence_pairs(
     lines: Sequence[tuple[list[tuple[int, str, int]], list[_Value]]], kind: str
 ) -> dict[tuple[str, int], float]:
     """What is counted and how many of it to the first value of a kind, as sentences pair them."""
-    found: dict[tuple[str, int], float] = {}
-    listed: dict[tuple[str, int], list[float]] = {}  # Values below a line that only counts.
+    found: dict[tuple[str, int], list[float]] = {}  # Several below a line that only counts.
     pending: tuple[str, int] | None = None
     for counts, all_values in lines:
         values = [one for one in all_values if one.kind == kind]
         if not counts:
             if pending and values:
-                listed.setdefault(pending, []).append(values[0].per_s)
-            elif pending in listed:
+                found.setdefault(pending, []).append(values[0].per_s)
+            elif pending in found:
                 pending = None
             continue
         named = [one for one in counts if values and one[2] < values[-1].at]
@@ -526,13 +585,29 @@ def _sentence_pairs(
             named = counts
         elif len(named) != len(values):
             before = [[one for one in counts if one[2] < value.at] for value in values]
-            named = [some[-1] if some else counts[0] for some in before]
+            values = [value for value, some in zip(values, before, strict=True) if some]
+            named = [some[-1] for some in before if some]
         for (count, of, _), value in zip(named, values, strict=True):
-            found.setdefault((of, count), value.per_s)
+            found.setdefault((of, count), [value.per_s])
         last = max((value.at for value in values), default=-1)
         waiting = [(of, count) for count, of, at in counts if at > last]
         pending = waiting[0] if len(waiting) == 1 else None
-    return {**{key: median(rates) for key, rates in listed.items()}, **found}
+    return {key: median(rates) for key, rates in found.items()}
+
+
+def _related(line: str) -> dict[tuple[str, int], float]:
+    """Throughput of two numbers of GPUs, if a sentence says how many times that of the other."""
+    counts, ratio = _counts(line), _PATTERNS["ratio"].search(line)
+    if ratio is None or len(counts) != 2 or _PATTERNS["expected"].search(line):
+        return {}
+    value = float(ratio["n"] or _TIMES[ratio["word"].lower()])
+    if ratio["percent"]:
+        value = value / 100 if ratio["share"] else 1 + value * (-1 if ratio["slow"] else 1) / 100
+    if ratio["longer"] or (ratio["slow"] and not ratio["percent"]):
+        value = 1 / value if value else 0.0
+    before = [_PATTERNS["reference"].search(line, 0, at) for *_, at in counts]
+    other, one = counts if before[0] and not before[1] else counts[::-1]
+    return {(other[1], other[0]): 1.0, (one[1], one[0]): value} if value > 0 else {}
 
 
 def _scaling(text: str) -> ScalingTable | None:
@@ -542,11 +617,11 @@ def _scaling(text: str) -> ScalingTable | None:
     text = _PATTERNS["clock"].sub(
         lambda t: f" {3_600 * int(t[1] or 0) + 60 * int(t[2]) + float(t[3]):g} s", text
     )
-    lines = [line[:1_000] for line in text.splitlines()]
+    lines = [line[:1_000] for line in _PATTERNS["sentence"].split(text)]
     table, kind, of = _table_pairs(lines)
     if len(table) > 1 and all(map(_PATTERNS["way"].match, table)):
         return _by_name(table, "ways")
-    numbers = {_whole(name.split(" ")[0].replace(",", "")): rate for name, rate in table.items()}
+    numbers = {_number_in(name): rate for name, rate in table.items()}
     pairs = {number: rate for number, rate in numbers.items() if number and number < _MOST_GPUS}
     if len(pairs) < 2:
         if len(of_ranks := _rank_rates(lines)) >= _FEWEST_RANKS:
@@ -564,10 +639,21 @@ def _scaling(text: str) -> ScalingTable | None:
             for of in ("GPUs", "nodes")
         )
         kind, of, pairs = next((one for one in options if len(one[2]) >= fewest), ("", of, {}))
+        if not pairs and (related := next(filter(None, map(_related, lines)), None)):
+            is_of_each = any(map(_PATTERNS["of_iterations"].search, lines))
+            kind, of = "iterations" if is_of_each else "time", next(iter(related))[0]
+            pairs = {count: rate for (_, count), rate in related.items()}
     if len(pairs) < 2 or [*pairs] not in (sorted(pairs), sorted(pairs, reverse=True)):
         return None
-    grows = kind == "iterations" or _PATTERNS["per_gpu"].search(text)
+    others = {value.per_s for line in lines for value in _values(line)} - {*pairs.values()}
+    products = [count * rate for count, rate in pairs.items() if count > 1]
+    are_each = any(abs(one / product - 1) < _SAME for one in others for product in products)
+    are_each = are_each and kind == "rate"
+    grows = kind == "iterations" or are_each or _PATTERNS["per_gpu"].search(text)
     by_count = {count: rate * count if grows else rate for count, rate in sorted(pairs.items())}
+    each = [rate / count for count, rate in by_count.items()]
+    if max(each) > _MOST_EFFICIENT * each[0]:
+        return None  # not the same work
     note = f"This holds if the batch grows with the number of {of}."
     return ScalingTable(
         counts=tuple(by_count),

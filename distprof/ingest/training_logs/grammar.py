@@ -29,10 +29,15 @@ MAX_SECONDS = 1e7
 
 MAX_COUNT = 1 << 53
 
+_SOME_YEAR = 2000
+"""Taken for dates without a year, which may be the 29th of February."""
+
 NUMBER = rb"[-+]?(?:\d{1,25}(?:\.\d{0,25})?|\.\d{1,25})(?:[eE][-+]?\d{1,4})?"
 """Unambiguous, so hostile lines cause no backtracking."""
 
-_STAMP = re.compile(rb"(\d{4})[-/](\d\d)[-/](\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
+_STAMP = re.compile(
+    rb"(?:(\d{4})[-/])?(\d\d)[-/](\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(?: ([AP])M)?"
+)
 
 
 class Row(NamedTuple):
@@ -156,9 +161,13 @@ def stamp_s(text: bytes) -> float | None:
     if not stamps:
         return None
     found = stamps[-1]
-    parts = [int(part) for part in found.groups()[:6]]
+    year, month, day, hour, minute, second = (
+        int(part or _SOME_YEAR) for part in found.groups()[:6]
+    )
+    if found[8]:
+        hour = hour % 12 + 12 * (found[8] == b"P")
     try:
-        moment = datetime(*parts)  # type: ignore[arg-type]
+        moment = datetime(year, month, day, hour, minute, second)
     except ValueError:
         return None
     fraction = float(b"0." + found[7]) if found[7] else 0.0
@@ -167,6 +176,9 @@ def stamp_s(text: bytes) -> float | None:
 
 LEAST_EVALUATION = 0.1
 """Share of the training from which evaluations are named."""
+
+RUN = "Run number "
+"""Beginning of the note on several runs in a text."""
 
 
 def evaluation_note(share: float) -> str:

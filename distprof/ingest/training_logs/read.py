@@ -6,21 +6,37 @@ its signs, so other lines cost next to nothing. The grammar that finds the most 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 
+from msgspec.structs import replace
+
+from distprof.escape import shorten
 from distprof.ingest.files import DAMAGE, Blocks, opened, read_some, refusing
-from distprof.ingest.training_logs.grammar import Grammar, best_of, to_log
+from distprof.ingest.training_logs.grammar import RUN, Grammar, best_of, to_log
 from distprof.ingest.training_logs.named_numbers import NamedNumbersGrammar, PhasesGrammar
 from distprof.ingest.training_logs.reports import Reports
 from distprof.ingest.training_logs.tables import ColumnsGrammar, GoldenValues, StepTraceGrammar
 from distprof.ingest.training_logs.trainers import BarGrammar, LightningGrammar, compare
 from distprof.run.logs import TrainingLog
+from distprof.units import format_duration
 
 _JSON = (".json", ".json.gz")
 _SMALL = 1 << 16
 _SMALL_LOG = 1 << 20
+_MAX_NAME = 40
 _TOGETHER = ("Megatron-LM", "DeepSpeed")
 """The first reports iterations, and its fork prints the timers of the second between them."""
+
+_TITLE = r"^(?P<title>[^\n:=|]{3,300}:)[ *`]{0,4}\n(?P<below>[\s\S]*?)"
+_BLOCK = re.compile(
+    r"(?m)^(?=\S)(?P<name>[^\n]{1,2000})\n\s{0,9}```[^\n`]{0,20}\n(?P<fenced>[\s\S]*?)(?:^```|\Z)"
+    rf"|{_TITLE}(?=^[^\n:=|]{{3,300}}:[ *`]{{0,4}}$|\Z)"
+)
+"""A log that is pasted below what someone says of it."""
+
+_APART = 1.2
+"""Ratio from which two runs differ."""
 
 
 class Candidates:
@@ -47,6 +63,8 @@ class Candidates:
         evaluations = [note for note in self._own[1].notes if note.startswith("Evaluation takes")]
         self._reports.grammars["ms-swift"].notes += evaluations
         megatron, deepspeed = (self._reports.grammars[name] for name in _TOGETHER)
+        if deepspeed.timers.keys() & {"fwd", "forward"}:
+            compare(deepspeed, self._own[1])
         if len(megatron.rows) == len(deepspeed.rows) and not megatron.timers:
             megatron.timers = deepspeed.timers
         return self.all
@@ -87,6 +105,9 @@ def read_training_log(source: str) -> TrainingLog:
         with opened(source) as stream:
             blocks = Blocks(stream)
             first, _ = read_some(stream, _SMALL)
+            slowest = _slowest_run(source, first) if len(first) < _SMALL else None
+            if slowest is not None:
+                return slowest
             stream.seek(0)
             table = next((one for one in _tables() if one.fits(first)), None)
             if table is not None:
@@ -110,6 +131,38 @@ def read_training_log(source: str) -> TrainingLog:
         chosen.notes.append(f"{source} was read only up to the damage: {blocks.damage}.")
     others = [grammar for grammar in found if grammar is not chosen]
     return to_log(chosen, others, (source,), blocks.num_lines)
+
+
+def _runs(source: str, text: str) -> Iterator[tuple[int, str, TrainingLog]]:
+    """Iteration time, name and log of each run that is pasted below its name."""
+    for block in _BLOCK.finditer(text):
+        candidates = Candidates()
+        candidates.take((block["fenced"] or block["below"] or "").encode())
+        found = candidates.finished()
+        if chosen := best_of(found):
+            others = [grammar for grammar in found if grammar is not chosen]
+            log = to_log(chosen, others, (source,), text.count("\n"))
+            said = re.split(r"[.?!] ", block["name"] or block["title"])[-1]
+            if log.median_step_ns:
+                yield (
+                    log.median_step_ns,
+                    shorten(said.replace("`", "").strip("#*>-: \r"), _MAX_NAME),
+                    log,
+                )
+
+
+def _slowest_run(source: str, start: bytes) -> TrainingLog | None:
+    """The slowest of several runs in a text; None unless their iteration times differ."""
+    runs = [*enumerate(_runs(source, start.decode("utf-8", "replace")), start=1)]
+    fastest, *_, slowest = sorted(runs, key=lambda run: run[1][0]) if len(runs) > 1 else (None,) * 2
+    if fastest is None or slowest is None or slowest[1][0] < _APART * fastest[1][0]:
+        return None
+    (one, (slow, name, log)), (other, (fast, other_name, _)) = slowest, fastest
+    note = (
+        f"{RUN}{one} in the text (“{name}”) takes {format_duration(slow)} per iteration, "
+        f"{slow / fast:.2f} times as long as run {other} (“{other_name}”)."
+    )
+    return replace(log, notes=(note, *log.notes))
 
 
 def _tables() -> tuple[ColumnsGrammar | StepTraceGrammar, ...]:

@@ -52,7 +52,7 @@ def analyze_collective_summary(run: Run) -> CollectiveSummaryResult:
     return CollectiveSummaryResult(
         classes=tuple(classes),
         ranks=ranks,
-        wait_ratio=waiting / total if total else None,
+        wait_ratio=waiting / total if total else summary.wait_ratio,
         late_rank=late.rank if is_clear else None,
         blamed_ratio=share if is_clear else None,
         unavailable=(*summary.notes, *_limits(summarised)),

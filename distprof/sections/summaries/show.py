@@ -214,6 +214,8 @@ def summaries_origin(report: Report) -> str:
 def _collectives(result: CollectiveSummaryResult) -> list[str]:
     if not result.classes:
         return []
+    if len(result.ranks) < _FEWEST_ROWS:
+        return _of_one_rank(result)
     if result.wait_ratio is None:
         return ["The table of collectives has no collective whose ranks can be compared."]
     text = f"{format_ratio(result.wait_ratio)} of the time in collectives is spent waiting"
@@ -230,6 +232,34 @@ def _collectives(result: CollectiveSummaryResult) -> list[str]:
         f"Rank {worst.first_rank} waits longest."
     )
     return [f"{text}.", detail]
+
+
+def _of_one_rank(result: CollectiveSummaryResult) -> list[str]:
+    """Which operation takes the time in collectives, and whether it is waiting."""
+    longest = max(result.classes, key=lambda one: one.mean_ns * one.num_calls)
+    spent = sum(o.mean_ns * o.num_calls for o in result.classes if o.kind == longest.kind)
+    whole = result.ranks[0].communication_ns
+    most = (
+        f"{capitalized(longest.kind)} takes {format_ratio(spent / whole)} of the time in "
+        f"collectives: {format_duration(spent)} of {format_duration(whole)}."
+    )
+    size = f" of {format_bytes(longest.num_bytes)}" if longest.num_bytes else ""
+    calls = f"{counted(longest.num_calls, 'call')}{size}"
+    detail = f"Longest are {calls}, with a mean of {format_duration(longest.mean_ns)}."
+    if result.wait_ratio is None:
+        separate = (
+            "Whether it is waiting for late ranks is not decided: print log_summary("
+            "show_straggler=True), or record a trace with distprof capture -- COMMAND."
+        )
+        return [most, detail, separate]
+    waiting = f"{format_ratio(result.wait_ratio)} of the time in collectives is spent waiting"
+    if result.wait_ratio < 1 - _SCALES:
+        return [f"{most} Only {waiting}: compare the rest with the speed of the network."]
+    return [
+        f"{waiting} for ranks that arrive late: record a trace, which names them.",
+        most,
+        detail,
+    ]
 
 
 def _input(result: InputReadinessResult) -> list[str]:

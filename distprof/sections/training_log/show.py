@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from distprof.bounds import table_beside
-from distprof.ingest.training_logs.grammar import OF_THE_JOB
+from distprof.ingest.training_logs.grammar import OF_THE_JOB, RUN
 from distprof.sections.base import VerdictText
 from distprof.sections.nccl.show import jobs_fact, nccl_verdict
 from distprof.sections.parts import is_recorded
@@ -35,7 +35,7 @@ _TABLE = table_beside(__package__, "phases.toml")
 _PHASES = {phase: re.compile(known) for phase, known in _TABLE["timers"].items()}
 _ADVICE = {phase: advice["text"] for advice in _TABLE["advice"] for phase in advice["on"]}
 _OUTSIDE = "outside of these"
-_MOST_OF_IT, _MOST_OF_BACKWARD = 0.4, 0.75
+_MOST_OF_IT, _MOST_OF_BACKWARD, _NEARLY = 0.4, 0.75, 0.8
 
 
 def training_verdict(report: Report) -> VerdictText:
@@ -57,7 +57,9 @@ def training_verdict(report: Report) -> VerdictText:
         *(nccl_line, _left_out(log)),
         *(note for note in log.unavailable if note.startswith(_DOUBTS)),
     )
-    return line, tuple(sentence for sentence in why if sentence and sentence not in line)
+    reasons = tuple(sentence for sentence in why if sentence and sentence not in line)
+    of_runs = next((note for note in log.unavailable if note.startswith(RUN)), "")
+    return (of_runs, (line, *reasons)) if of_runs else (line, reasons)
 
 
 def _is_alone(report: Report) -> bool:
@@ -150,13 +152,16 @@ def _phase_times(log: TrainingLogResult) -> tuple[dict[str, int], int]:
         phase = next((name for name, known in _PHASES.items() if known.search(timer.name)), "")
         if phase:
             found.setdefault(phase, timer.mean_ns)
-    if found.keys() >= {"backward", "forward and backward"}:
+    if "forward and backward" in found and found.keys() & {"forward", "backward"}:
         both = found.pop("forward and backward")
-        found.setdefault("forward", max(both - found["backward"], 0))
-    whole = sum(found.values()) if log.origin == "DeepSpeed" else log.mean_ns
+        for one, other in (("forward", "backward"), ("backward", "forward")):
+            found.setdefault(one, max(both - found.get(other, both), 0))
+    whole = log.mean_ns or 0
+    if log.origin == "DeepSpeed" and sum(found.values()) > _NEARLY * whole:
+        whole = sum(found.values())
     if log.input_timer is not None:
         found["waiting for input"] = log.input_timer.mean_ns
-    return found, whole or 0
+    return found, whole
 
 
 def _shares(log: TrainingLogResult) -> dict[str, float]:
@@ -381,7 +386,8 @@ def _first(log: TrainingLogResult) -> str:
     """The first report, if it is much longer: programs compile, allocate and connect in it."""
     if not log.first_ns or not log.median_ns or log.first_ns < 2 * log.median_ns:
         return ""
-    return f"{format_duration(log.first_ns)} per iteration, left out of all figures"
+    per = _what(log).split()[-1]
+    return f"{format_duration(log.first_ns)} per {per}, left out of all figures"
 
 
 def _left_out(log: TrainingLogResult) -> str:
