@@ -26,7 +26,7 @@ from distprof.costs.collectives import bus_factor
 from distprof.costs.fabric import fitted, point
 from distprof.errors import InputError, SchemaError
 from distprof.terms import CollectiveKind
-from distprof.units import format_bytes
+from distprof.units import format_bytes, format_ratio
 
 _STDIN = "-"
 BOUND = Bound(reads="a fabric profile", num_bytes=64 << 20, beyond="refused")
@@ -85,6 +85,9 @@ _VERBS_BYTES = {"MB": 1 << 20, "MiB": 1 << 20, "Gb": 1e9 / 8}
 """perftest's MB are 2**20 bytes, its Gb 1e9 bits."""
 _RATE_BYTES = 1 << 15
 """Up to this size, messages measure how many a card handles, not how many bytes."""
+_LINK_RATES = (10, 25, 40, 56, 100, 200, 400, 800)  # Gb/s
+_FULL = 0.9
+"""Share of its rate from which a link is fully used."""
 
 
 _JOIN = "build nccl-tests with MPI=1 and start one process per GPU, or name GPUs with -g"
@@ -229,6 +232,8 @@ def _perftest(lines: Sequence[str], source: str) -> FabricFile | None:
         )
     if any("Bidirectional" in line for line in lines):
         notes.append("Both directions are counted together.")
+    elif max(speeds) > _RATE_BYTES:
+        notes.append(_share_of_link(max(speed for each in speeds.values() for speed in each)))
     kind = CollectiveKind.SEND_RECV
     points = [point(kind, 2, n, [n / v * 1e9 for v in speeds[n]]) for n in sorted(speeds)]
     why = "perftest has several messages in flight"
@@ -239,6 +244,19 @@ def _perftest(lines: Sequence[str], source: str) -> FabricFile | None:
         world_size=2,
         curves=(FabricCurve(kind=kind.label, group_size=2, points=tuple(points), refusal=why),),
         notes=tuple(notes),
+    )
+
+
+def _share_of_link(bytes_per_s: float) -> str:
+    """How much of the next usual rate of a link a speed is, and where to look if it is less."""
+    speed = bytes_per_s * 8 / 1e9
+    rate = next((rate for rate in _LINK_RATES if speed <= rate), _LINK_RATES[-1])
+    text = f"This is {speed:.3g} Gb/s, {format_ratio(speed / rate)} of a link of {rate} Gb/s"
+    if speed >= _FULL * rate:
+        return f"{text}: such a link gives no more; compare it with the card's rate (ibstat)."
+    return (
+        f"{text}: if the card has this rate or more (ibstat), look at its PCIe link (LnkSta in "
+        "lspci -vv), its NUMA node and the MTU, and test with more queue pairs (-q 4)."
     )
 
 

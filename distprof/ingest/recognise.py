@@ -90,17 +90,28 @@ class Foreign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     begins: tuple[str, ...] = ()
     holds: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
+    shows: str = ""
     fix: str = "{record}"
 
     def is_of(self, name: str, head: bytes) -> bool:
         """Whether a file is of this format; its name is in lower case without ``.gz``."""
+        if not self.shown(head):
+            return False
         if self.endings and name.endswith(self.endings):
             return True
-        if not self.begins and not self.holds:
+        if not (self.begins or self.holds or self.shows):
             return False
         fits = not self.begins or head.startswith(tuple(map(_bytes, self.begins)))
         held = all(_bytes(part) in head for part in self.holds)
         return fits and held and not any(_bytes(part) in head for part in self.lacks)
+
+    def shown(self, head: bytes) -> str:
+        """The name with what the file shows; empty if it shows nothing of the kind."""
+        if not self.shows:
+            return self.name
+        found = re.finditer(self.shows, head.decode("utf-8", "replace"))
+        named = dict.fromkeys(plain(self.name.format_map(one.groupdict())) for one in found)
+        return "; ".join(list(named)[:_MOST_NAMED])
 
 
 def _bytes(text: str) -> bytes:
@@ -131,7 +142,7 @@ def refuse_foreign(path: Path) -> None:
             raise (OtherVerbError if is_read else InputError)(
                 str(file),
                 expected=_EXPECTED,
-                found=foreign.name,
+                found=foreign.shown(_head(file)),
                 fix=foreign.fix.format(path=shlex.quote(str(path)), record=_RECORD),
             )
     if path.is_file():

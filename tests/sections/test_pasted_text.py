@@ -49,6 +49,11 @@ def test_the_first_lines_say_what_an_expert_says(name):
     assert not [phrase for phrase in EXPECTED[name].get("never", ()) if plain(phrase) in text]
 
 
+def test_a_test_of_a_link_is_compared_with_the_rates_of_links():
+    notes = " ".join(read_fabric(str(GOLDEN / "half-of-a-link.log")).notes)
+    assert "104 Gb/s, 52.0 % of a link of 200 Gb/s: if the card has this rate" in notes
+
+
 def test_tests_of_one_rank_have_no_bandwidth():
     with pytest.raises(InputError, match="a single rank"):
         read_fabric(str(GOLDEN / "tests-of-one-rank.log"))

@@ -649,7 +649,8 @@ def _scaling(text: str) -> ScalingTable | None:
     products = [count * rate for count, rate in pairs.items() if count > 1]
     are_each = any(abs(one / product - 1) < _SAME for one in others for product in products)
     are_each = are_each and kind == "rate"
-    grows = kind == "iterations" or are_each or _PATTERNS["per_gpu"].search(text)
+    is_per_step = kind == "iterations" and not _PATTERNS["same_batch"].search(text)
+    grows = is_per_step or are_each or _PATTERNS["per_gpu"].search(text)
     by_count = {count: rate * count if grows else rate for count, rate in sorted(pairs.items())}
     each = [rate / count for count, rate in by_count.items()]
     if max(each) > _MOST_EFFICIENT * each[0]:
@@ -659,7 +660,7 @@ def _scaling(text: str) -> ScalingTable | None:
         counts=tuple(by_count),
         rates=tuple(by_count.values()),
         of=of,
-        notes=(note,) if kind == "iterations" else (),
+        notes=(note,) if is_per_step else (),
     )
 
 

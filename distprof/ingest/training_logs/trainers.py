@@ -129,7 +129,9 @@ class BarGrammar(Grammar):
                 bar.rates.append(each if unit.startswith(b"s/") else 1 / each)
 
     def _follow(self, bar: _Bar, step: int, second: int) -> None:
-        if step < bar.step or second < bar.last_second:
+        if step < bar.step or second < bar.last_second:  # again, so that what passed stays
+            bar.first_step += step - bar.last_step
+            bar.first_second += second - bar.last_second
             bar.step, bar.second, bar.last_step, bar.last_second = step, second, step, second
             return
         bar.last_step, bar.last_second = step, second
@@ -145,7 +147,7 @@ class BarGrammar(Grammar):
         """Keep the bar that ran longest; of an epoch, the bar of its iterations that did."""
         named, bars = self._bars or ({}, {})
         if bars:
-            longest = max(bars.values(), key=_seconds)
+            longest = max(bars.values(), key=lambda bar: (_seconds(bar), bar.last_second))
             inner = [bar for bar in bars.values() if bar.rows and not bar.is_of_epochs]
             if longest.is_of_epochs and inner:
                 longest = max(inner, key=lambda bar: len(bar.rows))
