@@ -243,9 +243,7 @@ def _with_price(item: Judged, remaining_ns: int | None, place: int | None) -> Ju
     if draft.is_partial and place is None:
         return replace(item, draft=replace(draft, without=""), recoverable_ns=None)
     alone = remaining_ns if draft.is_partial else item.recoverable_ns
-    return replace(
-        item, draft=draft, recoverable_ns=alone, remaining_ns=remaining_ns, place=place
-    )
+    return replace(item, draft=draft, recoverable_ns=alone, remaining_ns=remaining_ns, place=place)
 
 
 def _is_used_up(item: Judged) -> bool:

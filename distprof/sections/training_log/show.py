@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,8 @@ MOST_PARTS = 4
 
 _FEW_REPORTS, _FAR_LONGER = 3, 10
 """Up to this many reports, someone chose them one by one."""
+
+_SKEWED = 1.5  # Ratio of the mean to the median
 
 _DOUBTS = ("The log does not say", "The log names no unit")
 """Beginnings of notes on which every time depends."""
@@ -131,7 +134,11 @@ def _line(log: TrainingLogResult) -> str:
         no_times = f"The log of {log.origin} has no iteration times, so that where time goes is not"
         why = f"{no_times} decided: record a trace with distprof capture -- COMMAND."
         return f"{fall} {why}" if (fall := slower_sentence(log)) else why
-    time = f"{_what(log)} takes {format_duration(log.mean_ns)}"
+    usual, mean = format_duration(log.median_ns), format_duration(log.mean_ns)
+    time = f"{_what(log)} takes {mean}"
+    if _is_skewed(log):
+        longest = f"but the longest {format_duration(log.max_ns)}"
+        time = f"{_what(log)} usually takes {usual}, {longest}: that makes the mean {mean}"
     if log.idle_ratio is None:
         return f"{time}{_phases(log) or _undecided(log)}"
     who = f"the {log.timer_stage} stage" if log.timer_stage else "the slowest rank"
@@ -187,10 +194,16 @@ def _phases(log: TrainingLogResult) -> str:
     return f": {', '.join(parts)}." if parts else ""
 
 
+def _is_skewed(log: TrainingLogResult) -> bool:
+    """Whether few long iterations make the mean, so that the median is what is usual."""
+    return (log.mean_ns or 0) > _SKEWED * (log.median_ns or math.inf)
+
+
 def _undecided(log: TrainingLogResult) -> str:
     """Why the log does not show where the time goes, and what would."""
     usually = format_duration(log.median_ns)
     mean = f" (mean of {counted(log.num_steady, 'report')}, median {usually})"
+    mean = "" if _is_skewed(log) else mean
     short = (note for note in log.unavailable if note.startswith(OF_THE_JOB))
     known = f" {note}" if (note := next(short, "")) else ""
     if log.input_timer is not None and not known:
