@@ -323,7 +323,7 @@ class Reader:
             text = "\n".join([first.removeprefix(before), *(own or rest)])
         calls, named, count = stacks_in(text)
         if rank is None and named is None:
-            named = headed(cleaned(data[max(start - _WINDOW, 0) : start]))
+            named = headed(cleaned(data[max(start - _WINDOW, 0) : start]).replace(before, ""))
         self._dumped = (shown, number + count)
         if calls and len(self.stacks) < MAX_STACKS:
             whose = rank if named is None else named

@@ -192,16 +192,15 @@ def _elsewhere(found: EndingResult, output: JobOutput) -> EndingResult:
     first = next((e for e in output.events if e.yields == "timeout"), None)
     for event in _of(output, "gil", "network"):
         text = f"A thread of rank {event.number('own')} holds Python's lock (GIL)."
-        step = "Get its native stack: py-spy dump --native --pid PID."
+        step = "GIL"
         if event.yields == "network":
             if first is None or event.file != first.file or event.line > first.line:
                 continue
             what = event.fields.get("what", event.text).partition("NCCL WARN ")
             who = "NCCL" if "NCCL" in event.text else "the host"
             text = f"Before that, {who} reported “{(what[2] or what[0])[:_MAX_SAID]}”."
-            step = "Check the network of this host and its peer: link and port counters, "
-            step += "perftest between the two, NCCL_IB_TIMEOUT, NCCL_IB_RETRY_CNT."
-        return _amid(found, text, step)
+            step = "network before"
+        return _amid(found, text, *words().steps[step])
     return found
 
 
@@ -218,18 +217,17 @@ def _while_preparing(found: EndingResult, output: JobOutput) -> EndingResult:
     return _amid(
         found,
         f"Meanwhile a process was still at work: “{fields['phase']}”{at}{took}.",
-        "Do this work in a job of its own, or on all ranks, or raise the timeout (ddp_timeout, or "
-        "init_process_group(timeout=…)): ranks that wait for the one that does it time out.",
+        *words().steps["preparing"],
     )
 
 
-def _amid(found: EndingResult, sentence: str, step: str) -> EndingResult:
+def _amid(found: EndingResult, sentence: str, *steps: str) -> EndingResult:
     """A wait with what else happened, said right after where the ranks wait."""
     first, _, rest = found.verdict.rstrip(".").partition(". ")
     return replace(
         found,
         verdict=f"{first}. {sentence}{f' {rest}.' if rest else ''}",
-        next_steps=(step, *(found.next_steps or _steps(found))),
+        next_steps=(*steps, *(found.next_steps or _steps(found))),
     )
 
 
@@ -265,12 +263,9 @@ def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
             return _amid(
                 found,
                 f"Before that, the log names {why.partition(':')[0]}.",
-                "If only some ranks do this, let all of them: a save or an evaluation of a model "
-                "that is sharded (FSDP, ZeRO-3) launches collectives.",
+                *words().steps["phase of some"],
             )
-        step = "If so, raise the timeout (init_process_group(timeout=…), ddp_timeout, "
-        step += "--distributed-timeout-minutes), or make this work shorter or that of all ranks."
-        return _amid(found, f"Before that, the log names {why}", step)
+        return _amid(found, f"Before that, the log names {why}", *words().steps["phase"])
     also = f"The last phase that the log names before is {why}"
     return replace(found, alternatives=(*found.alternatives, also))
 
@@ -283,32 +278,18 @@ def _steps(found: EndingResult) -> Iterator[str]:
     if found.state != STUCK:
         return
     if found.cause in ("behind", "mismatch"):
-        yield (
-            "Compare the code path of these ranks: a branch that depends on data or rank, uneven "
-            "batches, or a step that one rank skips."
-        )
+        yield from words().steps["paths"]
     blamed = found.ranks or found.suspects
     if " The last line of rank" in found.verdict:
-        yield (
-            "If that is work which takes long, raise the timeout (init_process_group(timeout=…)), "
-            "or do it on all ranks or apart from the training."
-        )
+        yield from words().steps["long work"]
     if blamed:
         who = name_ranks(blamed)
         yield f"Read the end of the log of {who}, and get its Python stack: py-spy dump."
     if {one.seq for one in found.positions} == {1}:
-        yield (
-            "It is the first collective of the group: look for GPUs or hosts that reach no other. "
-            "NCCL_DEBUG=INFO shows the way it takes; try NCCL_P2P_DISABLE=1 (PCIe, IOMMU) and "
-            "NCCL_SOCKET_IFNAME."
-        )
+        yield from words().steps["first collective"]
     if found.cause in ("unfinished", "idle"):
-        yield "Add the output of every rank: a rank that printed nothing may be the one behind."
-        yield "Check the network and the GPUs of all hosts: dmesg for Xid, NCCL warnings, links."
-    yield (
-        "Record the operations of every rank: TORCH_FR_BUFFER_SIZE=2000 and "
-        "TORCH_NCCL_DUMP_ON_TIMEOUT=1, then distprof hang on the dumps and logs."
-    )
+        yield from words().steps["none behind"]
+    yield from words().steps["record"]
 
 
 # Causes, from the most to the least decisive ------------------------------------------------------
@@ -368,8 +349,7 @@ def _host_memory(output: JobOutput) -> EndingResult | None:
         f"{_subject(blamed)} was killed because the host or its memory limit had no memory "
         f"left{held}.",
         event,
-        "Use fewer loader workers and less prefetching, do not gather checkpoints on one rank, or "
-        "request more host memory (--mem, the limit of the container).",
+        *words().steps["host memory"],
         ranks=(blamed.rank,) if blamed.rank is not None else _listed(blamed),
     )
 
@@ -388,8 +368,7 @@ def _xid(output: JobOutput) -> EndingResult | None:
         "xid",
         f"A GPU failed: the driver {told}.",
         event,
-        "Look up the Xid (dmesg of the host) in NVIDIA's list, drain the host, and reset or "
-        "replace the GPU.",
+        *words().steps["Xid"],
     )
 
 
@@ -411,8 +390,7 @@ def _xid_of_program(output: JobOutput) -> EndingResult | None:
         f"A program failed on a GPU: the driver reports Xid {_xid_of(event)} (PCI "
         f"{event.fields['bus']}), most often because of an error of the program itself.",
         event,
-        "Run it with CUDA_LAUNCH_BLOCKING=1 and compute-sanitizer. If several programs fail on one "
-        "GPU only, run dcgmi diag -r 3.",
+        *words().steps["Xid of a program"],
     )
 
 
@@ -625,20 +603,14 @@ def _memory(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     wanted = f" when it asked for {fields['size']}" if "size" in fields else ""
     free = f"; {fields['free']} of {fields['total']} were free" if "free" in fields else ""
     kept, others = fields.get("reserved", ""), _held_by_others(fields)
-    steps = ["Use a smaller micro-batch, activation checkpointing, or more shards."]
+    what = "memory"
     if others:
         free += f", and other processes held {others:.1f} GiB"
-        steps = [
-            "End the other processes on that GPU (nvidia-smi lists them), or give each rank its "
-            "own GPU: torch.cuda.set_device(local_rank)."
-        ]
+        what = "memory of others"
     elif kept:
         free += f", and PyTorch held {kept} that it did not use"
-        steps.append(
-            "If the unused part is a large share, set "
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: memory is fragmented."
-        )
-    return f"its GPU had no memory left{wanted}{free}", tuple(steps)
+        what = "unused memory"
+    return f"its GPU had no memory left{wanted}{free}", words().steps[what]
 
 
 def _held_by_others(fields: Mapping[str, str]) -> float:
@@ -668,15 +640,7 @@ def _assert(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     what = event.fields.get("assertion", "")
     whose = "a kernel's" if not what or "thread: [" in event.text else "an"
     shown = f"{whose} assertion failed{f' ({what})' if what else ''}"
-    if whose == "an":
-        return shown, (
-            "Look for that condition in the issues of the library whose file the line names, and "
-            "compare its version with what the program requires.",
-        )
-    return shown, (
-        "Check indices and labels: most often one is outside an embedding, a vocabulary or the "
-        "number of classes. Run the batch on the CPU to see the Python error.",
-    )
+    return shown, words().steps["assertion" if whose == "an" else "assertion of a kernel"]
 
 
 def _port(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
@@ -689,10 +653,7 @@ def _port(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
 
 def _loader(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     how = event.fields.get("signal", "")
-    return f"a worker of its data loader died{f' ({how})' if how else ''}", (
-        "Look in dmesg for the out-of-memory killer, and use fewer workers; for bus errors, give "
-        "the container more shared memory (--shm-size).",
-    )
+    return f"a worker of its data loader died{f' ({how})' if how else ''}", words().steps["loader"]
 
 
 _FOLDERS = re.compile(r"(?:https?:/)?(?:/[^\s/()\[\]]{1,255}){2,64}/(?=[^\s/()\[\]]{1,255}\.so)")
@@ -1089,10 +1050,7 @@ def _store(output: JobOutput) -> EndingResult | None:
         what = f"ranks could not connect ({fields['type']})"
     else:
         what = f"{who} waited for a key of the store that another rank never wrote"
-    steps: tuple[str, ...] = (
-        "Check that every host started, and can reach MASTER_ADDR and MASTER_PORT.",
-        "Read the log of the ranks that did not join: they may have failed before.",
-    )
+    steps = words().steps["store"]
     if sender is not None:
         steps = (
             f"Read the log of {whom}, and get its stack (py-spy dump): it did not come to the "
@@ -1100,16 +1058,9 @@ def _store(output: JobOutput) -> EndingResult | None:
             steps[0],
         )
     elif event.number("expected") is not None and (event.number("joined") or 0) > size:
-        steps = (
-            "Give each start a store of its own (another port or file), start each process once, "
-            "and compare the world size with the number of processes.",
-        )
+        steps = words().steps["too many processes"]
     elif _is_of_later_group(event):
-        steps = (
-            "All had joined the job: look for a rank that does not call new_group, or does so in "
-            "another order, because of a branch. Every rank must make every group.",
-            "Read the log of the ranks that did not come, and get their stacks: py-spy dump.",
-        )
+        steps = words().steps["later group"]
     found = _stuck("store", what, event, *advice_on("store", what), *steps)
     return found if sender is None or is_member else replace(found, suspects=(sender,))
 
@@ -1207,8 +1158,7 @@ def _frozen(output: JobOutput) -> EndingResult | None:
             "frozen",
             f"{who} waited {took}for {whom}{where} {words().waited[event.name]}{unnamed}",
             event,
-            "Read the logs of the ranks that report no time-out: one of them failed or is late.",
-            "Get the Python stacks of all ranks: py-spy dump.",
+            *words().steps["waited"],
         )
     who = f"{'watchdogs' if len(ranks) > 1 else 'watchdog'} of "
     who += name_ranks(ranks) if ranks else "a process"
@@ -1359,8 +1309,7 @@ def _waiting(output: JobOutput) -> EndingResult | None:
             f"a process waited {events[-1].fields['seconds']} s for other processes of its engine, "
             "which took no message. The lines do not show which",
             events[-1],
-            "Get the stacks of the worker processes: py-spy dump --pid PID.",
-            "If they compile or load, wait: the first requests take long.",
+            *words().steps["engine"],
         )
     return _store(replace(output, events=tuple(replace(e, yields="store") for e in events)))
 
@@ -1377,8 +1326,7 @@ def _twice(output: JobOutput) -> EndingResult | None:
         "store",
         f"{text}same ranks",
         events[0],
-        "Give each host its own NODE_RANK, or unset it and let the scheduler start one task per "
-        "GPU (ntasks-per-node), and compare num_nodes and devices with what it gives.",
+        *words().steps["same ranks"],
     )
 
 
@@ -1481,11 +1429,7 @@ def _set_up(output: JobOutput) -> EndingResult | None:
         return EndingResult(
             cause="ready",
             verdict=f"Not decided: NCCL was ready (“{_READY}”) on {where}, {after}.",
-            next_steps=(
-                "Get the stacks of all ranks: py-spy dump --pid PID.",
-                "If they wait in the first collective, look for GPUs or hosts that reach no other: "
-                "NCCL_P2P_DISABLE=1 (PCIe, IOMMU), NCCL_IB_DISABLE=1.",
-            ),
+            next_steps=words().steps["NCCL is ready"],
         )
     stage, count = Counter(begun).most_common(1)[0]
     apart = _interfaces(events)
@@ -1494,8 +1438,7 @@ def _set_up(output: JobOutput) -> EndingResult | None:
             "set-up",
             f"NCCL's set-up does not end, most likely because {apart}",
             next(e for e in events if "interface" in e.fields),
-            "Set NCCL_SOCKET_IFNAME (and GLOO_SOCKET_IFNAME) on every host to the interface over "
-            "which the hosts reach each other.",
+            *words().steps["interfaces"],
         )
     came = f"{ready:,} of {_count(len(last))} came" if ready else "no process came"
     which = "all" if count == len(last) else "the others" if count == len(begun) else "some"
@@ -1504,14 +1447,7 @@ def _set_up(output: JobOutput) -> EndingResult | None:
         cause="set-up",
         verdict=f"Not decided: the text ends while NCCL sets up: {came} to “{_READY}”, and {which} "
         f"stand after {words().stages[stage]}.",
-        next_steps=(
-            "If no more lines came: every rank must start, and hosts must reach each other over "
-            "this interface at any port. Set NCCL_SOCKET_IFNAME, and look at the firewall."
-            if is_early
-            else "If no more lines came: try NCCL_P2P_DISABLE=1 or NCCL_SHM_DISABLE=1 within a "
-            "host, and NCCL_IB_DISABLE=1 between hosts.",
-            "Get the native stacks of the processes: py-spy dump --native --pid PID.",
-        ),
+        next_steps=words().steps["early set-up" if is_early else "set-up"],
     )
 
 
@@ -1569,8 +1505,7 @@ def _mixed(output: JobOutput) -> EndingResult | None:
         "exception",
         f"A process failed with an exception that cannot be read: its traceback {why}.",
         events[0],
-        "Start the ranks with torchrun --log-dir DIR --redirects 3, or srun --output=%t.log, so "
-        "that each writes its own file.",
+        *words().steps["mixed"],
         ranks=(),
     )
 
@@ -1601,8 +1536,7 @@ def _closed(output: JobOutput) -> EndingResult | None:
         "A launcher ended its processes, most often because one of them failed; the output does "
         "not show which.",
         events[0],
-        "Add the rest of the output: after these lines, the launcher names the process and its "
-        "exit code. The error itself is in the lines before, or in the log of that rank.",
+        *words().steps["closed"],
         ranks=(),
     )
 
@@ -1623,8 +1557,7 @@ def _nan(output: JobOutput) -> EndingResult | None:
         "nan",
         f"{'A gradient' if 'grad' in event.fields else 'The loss'} became NaN{at}.",
         event,
-        "Look at the gradient norm and the learning rate of the steps before, and at the data of "
-        "that step.",
+        *words().steps["NaN"],
     )
 
 

@@ -142,10 +142,7 @@ def _root(late: EndingResult, found: Mapping[str, EndingResult]) -> EndingResult
                 "ranks launched operations of two process groups in opposite orders, and wait for "
                 f"each other in a circle. {capitalized('. '.join(texts))}.",
                 (*late.positions, *other.positions),
-                next_steps=(
-                    "Let all ranks launch the operations of these groups in one order, from one "
-                    "thread and stream, or wait for one before the next.",
-                ),
+                next_steps=words().steps["opposite orders"],
             )
         if other.cause != "behind" and len({p.rank for p in other.positions}) > len(held):
             who = name_ranks(sorted(held))

@@ -174,10 +174,7 @@ def _apart(waiting: Sequence[EndingStack]) -> EndingResult:
         alternatives=(
             "Collectives of different process groups may wait for one that no stack shows.",
         ),
-        next_steps=(
-            "Compare the code path of these ranks: a branch that depends on data or rank, uneven "
-            "batches, or a step that one rank skips.",
-        ),
+        next_steps=words().steps["paths"],
     )
 
 
