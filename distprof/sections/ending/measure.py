@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from msgspec.structs import replace
 
 from distprof.ingest.output.expressions import Expression, advice_on, expressions
+from distprof.ingest.output.read import STAGE_LINES
 from distprof.ingest.output.stacks import calls_of_traceback, last_own
 from distprof.run.logs import JobOutput, NcclLog, OutputEvent, OutputStack
 from distprof.run.run import Run
@@ -49,7 +50,7 @@ def analyze_ending(run: Run) -> EndingResult:
     output = run.get(JobOutput)
     found = EndingResult() if output is None else diagnose_output(output)
     log = run.get(NcclLog) if run.origin == "NCCL log" else None
-    is_known = log is not None and bool(log.edges or log.networks or log.links)
+    is_known = log is not None and bool(log.edges or log.networks or log.links or log.warnings)
     is_news = found.state or found.cause not in ("set-up", "ready") or not is_known
     return found if is_news else EndingResult()
 
@@ -1334,7 +1335,7 @@ def _at_stage(output: JobOutput) -> EndingResult | None:
     """A stage of the start in which a job can stand, if the text ends there."""
     events = [replace(e, line=max(e.line, e.again)) for e in _of(output, "stage")]
     last = max(events, key=lambda e: e.line, default=None)
-    if last is None or not _is_at_end(last, output, _JUST_BEFORE):
+    if last is None or not _is_at_end(last, output, STAGE_LINES):
         return None
     says, steps = _told(last)
     return EndingResult(cause="stage", verdict=f"Not decided: {says}.", next_steps=steps)
