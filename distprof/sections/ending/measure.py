@@ -51,8 +51,11 @@ def analyze_ending(run: Run) -> EndingResult:
     found = EndingResult() if output is None else diagnose_output(output)
     log = run.get(NcclLog) if run.origin == "NCCL log" else None
     is_known = log is not None and bool(log.edges or log.networks or log.links or log.warnings)
-    is_news = found.state or found.cause not in ("set-up", "ready") or not is_known
-    return found if is_news else EndingResult()
+    if found.state or found.cause not in ("set-up", "ready") or not is_known:
+        return found
+    told = found.verdict.removeprefix("Not decided: t")
+    also = f"If the job stands there (distprof hang): t{told}"
+    return EndingResult(alternatives=(also,) if found.cause == "set-up" else ())
 
 
 def diagnose_output(output: JobOutput) -> EndingResult:
@@ -1216,11 +1219,6 @@ def _exited(output: JobOutput) -> EndingResult | None:
     return _ended(event, output) if is_told else _nan(output)
 
 
-_BEFORE_CTRL_C = (
-    "If it seemed to hang, get the stacks of its ranks before the next Ctrl-C: py-spy dump."
-)
-
-
 def _stopped(output: JobOutput) -> EndingResult | None:
     event = next(iter(_of(output, "stopped", "cancelled")), None)
     if event is None:
@@ -1230,7 +1228,7 @@ def _stopped(output: JobOutput) -> EndingResult | None:
     step = "Look in the scheduler's log for who ended it."
     if number == signal.SIGINT:
         how = "its launcher was interrupted (Ctrl-C or SIGINT)"
-        step = _BEFORE_CTRL_C
+        (step,) = words().steps["Ctrl-C"]
     if number == signal.SIGHUP:
         how = "its terminal was closed (SIGHUP)"
         step = "Start it with nohup or setsid, in tmux, or by a scheduler."
@@ -1268,7 +1266,7 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
         f"The job was interrupted (Ctrl-C or SIGINT){where}.",
         event,
         *filter(None, steps),
-        _BEFORE_CTRL_C,
+        *words().steps["Ctrl-C"],
         ranks=(),
     )
 

@@ -262,7 +262,8 @@ def _whether_behind(
 
 
 def _ranks_of(kind: str, output: JobOutput) -> set[int]:
-    return {e.rank for e in output.events if e.yields == kind and e.rank is not None}
+    events = (e for e in output.events if e.yields == kind and e.name != "watchdog-cut")
+    return {event.rank for event in events if event.rank is not None}
 
 
 def _launched(one: EndingPosition) -> int | None:

@@ -87,8 +87,7 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
             alternatives=(_ONE_SNAPSHOT,) if held else (),
             next_steps=(
                 *_steps(busy or held or stacks[-3:]),
-                "Add the stacks of all ranks (py-spy dump --pid PID): a rank without a stack may "
-                "be the one behind.",
+                *words().steps["all stacks"],
             ),
         )
     ranks = tuple(sorted(rank for one in elsewhere for rank in one.ranks))
