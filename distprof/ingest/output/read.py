@@ -31,8 +31,11 @@ MAX_TEXT = 300
 _END = 1 << 16
 """Bytes at the end of a file of which the last line of each rank is kept."""
 
-QUIET = {"warning", "phase", "preparing", "aside", "begun", "finished", "closed", "cpu"}
+QUIET = {"warning", "phase", "preparing", "aside", "begun", "finished", "closed", "cpu", "stage"}
 """Kinds of lines that healthy jobs print, too: alone, they are no evidence of an end."""
+
+STAGE_LINES = 12
+"""Lines after a stage of the start that still say that a text ends in it."""
 
 _EACH = ("aside", "begun", "finished")
 """Kinds of lines of which each one counts."""
@@ -323,7 +326,7 @@ class Reader:
             text = "\n".join([first.removeprefix(before), *(own or rest)])
         calls, named, count = stacks_in(text)
         if rank is None and named is None:
-            named = headed(cleaned(data[max(start - _WINDOW, 0) : start]))
+            named = headed(cleaned(data[max(start - _WINDOW, 0) : start]).replace(before, ""))
         self._dumped = (shown, number + count)
         if calls and len(self.stacks) < MAX_STACKS:
             whose = rank if named is None else named
@@ -509,7 +512,10 @@ def kinds_in(data: bytes) -> set[str]:
     """What the lines of a part of a file are about, without what healthy jobs print, too."""
     reader = Reader()
     reader.take_blocks([data], "", None)
-    kinds = {event.yields for event in reader.events.values()} - QUIET
+    events = reader.events.values()
+    kinds = {event.yields for event in events} - QUIET
+    last = reader.lines_of.get("", 0) - STAGE_LINES
+    kinds |= {event.yields for event in events if event.yields == "stage" and event.line >= last}
     return kinds | {"stack"} if reader.stacks else kinds
 
 

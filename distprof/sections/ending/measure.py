@@ -17,6 +17,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from distprof.ingest.output.expressions import Expression, advice_on, expressions
+from distprof.ingest.output.read import STAGE_LINES
 from distprof.ingest.output.stacks import calls_of_traceback, last_own
 from distprof.run.logs import JobOutput, NcclLog, OutputEvent, OutputStack
 from distprof.run.run import Run
@@ -50,9 +51,12 @@ def analyze_ending(run: Run) -> EndingResult:
     output = run.get(JobOutput)
     found = EndingResult() if output is None else diagnose_output(output)
     log = run.get(NcclLog) if run.origin == "NCCL log" else None
-    is_known = log is not None and bool(log.edges or log.networks or log.links)
-    is_news = found.state or found.cause not in ("set-up", "ready") or not is_known
-    return found if is_news else EndingResult()
+    is_known = log is not None and bool(log.edges or log.networks or log.links or log.warnings)
+    if found.state or found.cause not in ("set-up", "ready") or not is_known:
+        return found
+    told = found.verdict.removeprefix("Not decided: t")
+    also = f"If the job stands there (distprof hang): t{told}"
+    return EndingResult(alternatives=(also,) if found.cause == "set-up" else ())
 
 
 def diagnose_output(output: JobOutput) -> EndingResult:
@@ -193,16 +197,15 @@ def _elsewhere(found: EndingResult, output: JobOutput) -> EndingResult:
     first = next((e for e in output.events if e.yields == "timeout"), None)
     for event in _of(output, "gil", "network"):
         text = f"A thread of rank {event.number('own')} holds Python's lock (GIL)."
-        step = "Get its native stack: py-spy dump --native --pid PID."
+        step = "GIL"
         if event.yields == "network":
             if first is None or event.file != first.file or event.line > first.line:
                 continue
             what = event.fields.get("what", event.text).partition("NCCL WARN ")
             who = "NCCL" if "NCCL" in event.text else "the host"
             text = f"Before that, {who} reported “{(what[2] or what[0])[:_MAX_SAID]}”."
-            step = "Check the network of this host and its peer: link and port counters, "
-            step += "perftest between the two, NCCL_IB_TIMEOUT, NCCL_IB_RETRY_CNT."
-        return _amid(found, text, step)
+            step = "network before"
+        return _amid(found, text, *words().steps[step])
     return found
 
 
@@ -219,18 +222,17 @@ def _while_preparing(found: EndingResult, output: JobOutput) -> EndingResult:
     return _amid(
         found,
         f"Meanwhile a process was still at work: “{fields['phase']}”{at}{took}.",
-        "Do this work in a job of its own, or on all ranks, or raise the timeout (ddp_timeout, or "
-        "init_process_group(timeout=…)): ranks that wait for the one that does it time out.",
+        *words().steps["preparing"],
     )
 
 
-def _amid(found: EndingResult, sentence: str, step: str) -> EndingResult:
+def _amid(found: EndingResult, sentence: str, *steps: str) -> EndingResult:
     """A wait with what else happened, said right after where the ranks wait."""
     first, _, rest = found.verdict.rstrip(".").partition(". ")
     return replace(
         found,
         verdict=f"{first}. {sentence}{f' {rest}.' if rest else ''}",
-        next_steps=(step, *(found.next_steps or _steps(found))),
+        next_steps=(*steps, *(found.next_steps or _steps(found))),
     )
 
 
@@ -266,12 +268,9 @@ def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
             return _amid(
                 found,
                 f"Before that, the log names {why.partition(':')[0]}.",
-                "If only some ranks do this, let all of them: a save or an evaluation of a model "
-                "that is sharded (FSDP, ZeRO-3) launches collectives.",
+                *words().steps["phase of some"],
             )
-        step = "If so, raise the timeout (init_process_group(timeout=…), ddp_timeout, "
-        step += "--distributed-timeout-minutes), or make this work shorter or that of all ranks."
-        return _amid(found, f"Before that, the log names {why}", step)
+        return _amid(found, f"Before that, the log names {why}", *words().steps["phase"])
     also = f"The last phase that the log names before is {why}"
     return replace(found, alternatives=(*found.alternatives, also))
 
@@ -284,32 +283,18 @@ def _steps(found: EndingResult) -> Iterator[str]:
     if found.state != STUCK:
         return
     if found.cause in ("behind", "mismatch"):
-        yield (
-            "Compare the code path of these ranks: a branch that depends on data or rank, uneven "
-            "batches, or a step that one rank skips."
-        )
+        yield from words().steps["paths"]
     blamed = found.ranks or found.suspects
     if " The last line of rank" in found.verdict:
-        yield (
-            "If that is work which takes long, raise the timeout (init_process_group(timeout=…)), "
-            "or do it on all ranks or apart from the training."
-        )
+        yield from words().steps["long work"]
     if blamed:
         who = name_ranks(blamed)
         yield f"Read the end of the log of {who}, and get its Python stack: py-spy dump."
     if {one.seq for one in found.positions} == {1}:
-        yield (
-            "It is the first collective of the group: look for GPUs or hosts that reach no other. "
-            "NCCL_DEBUG=INFO shows the way it takes; try NCCL_P2P_DISABLE=1 (PCIe, IOMMU) and "
-            "NCCL_SOCKET_IFNAME."
-        )
+        yield from words().steps["first collective"]
     if found.cause in ("unfinished", "idle"):
-        yield "Add the output of every rank: a rank that printed nothing may be the one behind."
-        yield "Check the network and the GPUs of all hosts: dmesg for Xid, NCCL warnings, links."
-    yield (
-        "Record the operations of every rank: TORCH_FR_BUFFER_SIZE=2000 and "
-        "TORCH_NCCL_DUMP_ON_TIMEOUT=1, then distprof hang on the dumps and logs."
-    )
+        yield from words().steps["none behind"]
+    yield from words().steps["record"]
 
 
 # Causes, from the most to the least decisive ------------------------------------------------------
@@ -1075,10 +1060,7 @@ def _store(output: JobOutput) -> EndingResult | None:
         what = f"ranks could not connect ({fields['type']})"
     else:
         what = f"{who} waited for a key of the store that another rank never wrote"
-    steps: tuple[str, ...] = (
-        "Check that every host started, and can reach MASTER_ADDR and MASTER_PORT.",
-        "Read the log of the ranks that did not join: they may have failed before.",
-    )
+    steps = words().steps["store"]
     if sender is not None:
         steps = (
             f"Read the log of {whom}, and get its stack (py-spy dump): it did not come to the "
@@ -1086,16 +1068,9 @@ def _store(output: JobOutput) -> EndingResult | None:
             steps[0],
         )
     elif event.number("expected") is not None and (event.number("joined") or 0) > size:
-        steps = (
-            "Give each start a store of its own (another port or file), start each process once, "
-            "and compare the world size with the number of processes.",
-        )
+        steps = words().steps["too many processes"]
     elif _is_of_later_group(event):
-        steps = (
-            "All had joined the job: look for a rank that does not call new_group, or does so in "
-            "another order, because of a branch. Every rank must make every group.",
-            "Read the log of the ranks that did not come, and get their stacks: py-spy dump.",
-        )
+        steps = words().steps["later group"]
     found = _stuck("store", what, event, *advice_on("store", what), *steps)
     return found if sender is None or is_member else replace(found, suspects=(sender,))
 
@@ -1198,8 +1173,7 @@ def _frozen(output: JobOutput) -> EndingResult | None:
             "frozen",
             f"{who} waited {took}for {whom}{where} {words().waited[event.name]}{unnamed}",
             event,
-            "Read the logs of the ranks that report no time-out: one of them failed or is late.",
-            "Get the Python stacks of all ranks: py-spy dump.",
+            *words().steps["waited"],
         )
     who = f"{'watchdogs' if len(ranks) > 1 else 'watchdog'} of "
     who += name_ranks(ranks) if ranks else "a process"
@@ -1370,8 +1344,7 @@ def _waiting(output: JobOutput) -> EndingResult | None:
             f"a process waited {events[-1].fields['seconds']} s for other processes of its engine, "
             "which took no message. The lines do not show which",
             events[-1],
-            "Get the stacks of the worker processes: py-spy dump --pid PID.",
-            "If they compile or load, wait: the first requests take long.",
+            *words().steps["engine"],
         )
     return _store(replace(output, events=tuple(replace(e, yields="store") for e in events)))
 
@@ -1388,8 +1361,7 @@ def _twice(output: JobOutput) -> EndingResult | None:
         "store",
         f"{text}same ranks",
         events[0],
-        "Give each host its own NODE_RANK, or unset it and let the scheduler start one task per "
-        "GPU (ntasks-per-node), and compare num_nodes and devices with what it gives.",
+        *words().steps["same ranks"],
     )
 
 
@@ -1397,7 +1369,7 @@ def _at_stage(output: JobOutput) -> EndingResult | None:
     """A stage of the start in which a job can stand, if the text ends there."""
     events = [replace(e, line=max(e.line, e.again)) for e in _of(output, "stage")]
     last = max(events, key=lambda e: e.line, default=None)
-    if last is None or not _is_at_end(last, output, _JUST_BEFORE):
+    if last is None or not _is_at_end(last, output, STAGE_LINES):
         return None
     says, steps = _told(last)
     return EndingResult(cause="stage", verdict=f"Not decided: {says}.", next_steps=steps)
@@ -1492,11 +1464,7 @@ def _set_up(output: JobOutput) -> EndingResult | None:
         return EndingResult(
             cause="ready",
             verdict=f"Not decided: NCCL was ready (“{_READY}”) on {where}, {after}.",
-            next_steps=(
-                "Get the stacks of all ranks: py-spy dump --pid PID.",
-                "If they wait in the first collective, look for GPUs or hosts that reach no other: "
-                "NCCL_P2P_DISABLE=1 (PCIe, IOMMU), NCCL_IB_DISABLE=1.",
-            ),
+            next_steps=words().steps["NCCL is ready"],
         )
     stage, count = Counter(begun).most_common(1)[0]
     apart = _interfaces(events)
@@ -1505,8 +1473,7 @@ def _set_up(output: JobOutput) -> EndingResult | None:
             "set-up",
             f"NCCL's set-up does not end, most likely because {apart}",
             next(e for e in events if "interface" in e.fields),
-            "Set NCCL_SOCKET_IFNAME (and GLOO_SOCKET_IFNAME) on every host to the interface over "
-            "which the hosts reach each other.",
+            *words().steps["interfaces"],
         )
     came = f"{ready:,} of {_count(len(last))} came" if ready else "no process came"
     which = "all" if count == len(last) else "the others" if count == len(begun) else "some"
@@ -1515,14 +1482,7 @@ def _set_up(output: JobOutput) -> EndingResult | None:
         cause="set-up",
         verdict=f"Not decided: the text ends while NCCL sets up: {came} to “{_READY}”, and {which} "
         f"stand after {words().stages[stage]}.",
-        next_steps=(
-            "If no more lines came: every rank must start, and hosts must reach each other over "
-            "this interface at any port. Set NCCL_SOCKET_IFNAME, and look at the firewall."
-            if is_early
-            else "If no more lines came: try NCCL_P2P_DISABLE=1 or NCCL_SHM_DISABLE=1 within a "
-            "host, and NCCL_IB_DISABLE=1 between hosts.",
-            "Get the native stacks of the processes: py-spy dump --native --pid PID.",
-        ),
+        next_steps=words().steps["early set-up" if is_early else "set-up"],
     )
 
 

@@ -147,10 +147,7 @@ def _root(late: EndingResult, found: Mapping[str, EndingResult]) -> EndingResult
                 "ranks launched operations of two process groups in opposite orders, and wait for "
                 f"each other in a circle. {capitalized('. '.join(texts))}.",
                 (*late.positions, *other.positions),
-                next_steps=(
-                    "Let all ranks launch the operations of these groups in one order, from one "
-                    "thread and stream, or wait for one before the next.",
-                ),
+                next_steps=words().steps["opposite orders"],
             )
         if other.cause != "behind" and len({p.rank for p in other.positions}) > len(held):
             who = name_ranks(sorted(held))
@@ -267,7 +264,8 @@ def _whether_behind(
 
 
 def _ranks_of(kind: str, output: JobOutput) -> set[int]:
-    return {e.rank for e in output.events if e.yields == kind and e.rank is not None}
+    events = (e for e in output.events if e.yields == kind and e.name != "watchdog-cut")
+    return {event.rank for event in events if event.rank is not None}
 
 
 def _launched(one: EndingPosition) -> int | None:

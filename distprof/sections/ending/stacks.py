@@ -87,8 +87,7 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
             alternatives=(_ONE_SNAPSHOT,) if held else (),
             next_steps=(
                 *_steps(busy or held or stacks[-3:]),
-                "Add the stacks of all ranks (py-spy dump --pid PID): a rank without a stack may "
-                "be the one behind.",
+                *words().steps["all stacks"],
             ),
         )
     ranks = tuple(sorted(rank for one in elsewhere for rank in one.ranks))
@@ -174,10 +173,7 @@ def _apart(waiting: Sequence[EndingStack]) -> EndingResult:
         alternatives=(
             "Collectives of different process groups may wait for one that no stack shows.",
         ),
-        next_steps=(
-            "Compare the code path of these ranks: a branch that depends on data or rank, uneven "
-            "batches, or a step that one rank skips.",
-        ),
+        next_steps=words().steps["paths"],
     )
 
 

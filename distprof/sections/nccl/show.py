@@ -43,6 +43,7 @@ def nccl_verdict(report: Report) -> VerdictText:
         _init(result),
         _warnings(result),
         _unrecognised(result),
+        *report.ending.alternatives,
     )
     return line, tuple(sentence for sentence in why if sentence and sentence not in line)
 
