@@ -63,8 +63,6 @@ class Candidates:
         evaluations = [note for note in self._own[1].notes if note.startswith("Evaluation takes")]
         self._reports.grammars["ms-swift"].notes += evaluations
         megatron, deepspeed = (self._reports.grammars[name] for name in _TOGETHER)
-        if deepspeed.timers.keys() & {"fwd", "forward"}:
-            compare(deepspeed, self._own[1])
         if len(megatron.rows) == len(deepspeed.rows) and not megatron.timers:
             megatron.timers = deepspeed.timers
         return self.all
