@@ -31,7 +31,7 @@ import csv
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from statistics import median
 from typing import Any
 
@@ -453,6 +453,11 @@ def _values(line: str) -> Iterator[_Value]:
                 yield _Value(kind, value, found.start())
 
 
+def _clock(found: re.Match[str]) -> str:
+    """The duration of a clock, for example “65 s” of “1:05”."""
+    return f"{3_600 * int(found[1] or 0) + 60 * int(found[2]) + float(found[3]):g} s"
+
+
 def _kind_of_rate(unit: str) -> str:
     return "iterations" if _PATTERNS["is_iteration"].match(unit) else "rate"
 
@@ -499,6 +504,19 @@ def _head_kind(head: str) -> str:
     return _kind_of_rate(rate[0]) if rate else ""
 
 
+def _read(cell: str) -> _Value | None:
+    """A time or rate with its unit, or a bare number, whose kind is empty."""
+    if printed := next(_values(cell), None):
+        return printed
+    number = _typed(cell.lstrip("~≈ ").split(" ")[0])
+    return _Value("", number, 0) if number else None
+
+
+def _is_measured(row: Sequence[str]) -> bool:
+    """Whether a row or its name says what its numbers are."""
+    return bool(_head_kind(row[0])) or any(next(_values(cell), None) for cell in row[1:])
+
+
 def _table_pairs(lines: Sequence[str]) -> tuple[dict[str, float], str, str]:
     """Numbers of GPUs, or ways to train, to throughput: from the rows or the columns of a table.
 
@@ -506,18 +524,23 @@ def _table_pairs(lines: Sequence[str]) -> tuple[dict[str, float], str, str]:
     """
     is_count, is_way = _PATTERNS["counted"].match, _PATTERNS["way"].match
     heads_counts = _PATTERNS["head_of_counts"].search
+    between = {"|": r"\s*\|\s*", "\t": r"\s*\t\s*", "": r"\s{2,}|\s*[,;]\s*"}
     rows = [
-        re.split(r"\s*\|\s*" if "|" in line else r"\t|\s{2,}|\s*[,;]\s*", line.strip("| \t"))
+        re.split(next(by for mark, by in between.items() if mark in line), line.strip("| \t"))
         for line in lines
     ]
+    is_clock = _PATTERNS["clock_cell"].fullmatch
+    rows = [[_clock(t) if (t := is_clock(cell.strip())) else cell for cell in row] for row in rows]
     head: list[str] = []
     named = ([cell for cell in row if is_way(cell) or is_count(cell)] for row in rows)
     turned = next((i for i, names in enumerate(named) if len(names) > 1), None)
     if turned is not None:
         columns = zip_longest(*rows[turned : turned + _MOST_ROWS], fillvalue="")
         rows = [*map(list, columns)]
-        held = [row for row in rows if is_count(row[0]) and _head_kind(row[0])]
-        whole = (at for at, cells in enumerate(zip(*held, strict=True)) if all(map(_typed, cells)))
+        held = [row for row in rows if is_count(row[0]) and _is_measured(row)]
+        whole = (
+            i for i, cells in enumerate(zip(*held, strict=True)) if i and all(map(_read, cells))
+        )
         if held and (at := next(whole, 0)):
             rows = [[row[0], row[at]] for row in held]
             head = ["", ""]
@@ -531,17 +554,23 @@ def _table_pairs(lines: Sequence[str]) -> tuple[dict[str, float], str, str]:
             if cell is name:
                 continue
             kind = _head_kind(head_of or name)
-            if kind and (printed := next(_values(cell), None)):
-                of_each = kind == "iterations" and printed.kind == "time"
-                found[kind if of_each else printed.kind].setdefault(name, printed.per_s)
-            elif kind and (number := _typed(cell.lstrip("~≈ ").split(" ")[0])):
-                is_time = _PATTERNS["head_of_times"].search(head_of)
-                found[kind].setdefault(name, 1 / number if is_time else number)
+            value = _read(cell) if kind or not head_of else None
+            if value is None:
+                continue
+            of_each = kind == "iterations" and value.kind == "time"
+            is_typed = value.kind == ""
+            rate = (
+                1 / value.per_s
+                if is_typed and _PATTERNS["head_of_times"].search(head_of)
+                else value.per_s
+            )
+            found[kind if of_each or is_typed else value.kind].setdefault(name, rate)
     if turned is None and not (found["time"] or found["rate"]):
-        listed = ((line.split(":")[0].strip(), [*_values(line)]) for line in filter(is_way, lines))
-        found["time"] = {
-            way: values[0].per_s for way, values in listed if len(values) == 1 and len(way) < _LABEL
-        }
+        listed = [(line.split(":")[0].strip(), [*_values(line)]) for line in lines]
+        for is_list, block in groupby(listed, lambda o: len(o[1]) == 1 and len(o[0]) < _LABEL):
+            ways = {name: values[0].per_s for name, values in block} if is_list else {}
+            if any(is_way(name) and not is_count(name) for name in ways) and not found["time"]:
+                found["time"] = ways
     names = {name for by_name in found.values() for name in by_name}
     kinds = ("time", "iterations") if any(is_way(n) and not is_count(n) for n in names) else found
     kind = next((kind for kind in kinds if found[kind]), "iterations")
@@ -614,9 +643,7 @@ def _scaling(text: str) -> ScalingTable | None:
     """Throughput by the number of GPUs or nodes; None if the numbers are not in order."""
     text = _PATTERNS["alike"].sub(r"\1 \2", text.replace("*", ""))
     text = _PATTERNS["thousands"].sub(lambda found: f"{float(found[1]) * 1e3:.0f}", text)
-    text = _PATTERNS["clock"].sub(
-        lambda t: f" {3_600 * int(t[1] or 0) + 60 * int(t[2]) + float(t[3]):g} s", text
-    )
+    text = _PATTERNS["clock"].sub(lambda found: f" {_clock(found)}", text)
     lines = [line[:1_000] for line in _PATTERNS["sentence"].split(text)]
     table, kind, of = _table_pairs(lines)
     if len(table) > 1 and all(map(_PATTERNS["way"].match, table)):

@@ -62,6 +62,9 @@ _LINE_END = ord("\n")
 _BEFORE_SIGN = 600
 _MAX_WORLD = 1 << 20
 _MAX_BROKEN = 5
+_MOST_BEFORE = 120
+"""Lines before a sign that a record may have, at most."""
+
 _STACK = re.compile(r"Current thread|Thread |#[01]  0x|#\d{1,4} Frame 0x|Traceback|Stack trace")
 _LEAST_BROKEN = 60  # shorter lines were not broken by a terminal
 _NEW_LINE = re.compile(rb"\s*(?:\[|\(\w+ pid=|\S{0,80}\d:|frame #|Exception |Traceback|terminate )")
@@ -174,16 +177,17 @@ class Reader:
 
         A record of several lines near the end of a block is read with the next block.
         """
-        rest, before, self._time = b"", 0, None
-        end = b""
+        rest, end, before, self._time = b"", b"", 0, None
+        skip = 0
         for block in blocks:
             data = rest + block if rest else block
             end = (end + block)[-_END:]
-            keep = self._take(data, before, shown, rank, is_last=False)
-            before += len(_line_ends(data[:keep]))
+            keep = self._take(data, skip, before, shown, rank, is_last=False)
             self._time = _time_of(data[max(keep - _WINDOW, 0) : keep]) or self._time
-            rest = data[keep:]
-        self._take(rest, before, shown, rank, is_last=True)
+            first = _line_back(data, keep, _MOST_BEFORE) if keep < len(data) else keep
+            before += len(_line_ends(data[:first]))
+            rest, skip = data[first:], keep - first
+        self._take(rest, skip, before, shown, rank, is_last=True)
         number = before + len(_line_ends(rest)) + (bool(rest) and not rest.endswith(b"\n"))
         self.lines_of[shown] = self.lines_of.get(shown, 0) + number
         if rank is not None:
@@ -200,30 +204,27 @@ class Reader:
                 self.last_lines[writer] = text.strip()[:MAX_TEXT]
 
     def _take(
-        self, data: bytes, before: int, shown: str, rank: int | None, *, is_last: bool
+        self, data: bytes, skip: int, before: int, shown: str, rank: int | None, *, is_last: bool
     ) -> int:
-        """Read a block; returns where the next block must begin again."""
+        """Read a block from ``skip`` on; returns where the next block must begin again."""
         seen = set[tuple[int, str]]()
         line_ends = _line_ends(data)
         if before == 0:
             self._tries.clear()
         for at, row in signs().find(data):
-            begins_line = data.startswith(b"\n", at)
-            at += begins_line
+            at += data.startswith(b"\n", at)
+            if at < skip:
+                continue
             start = data.rfind(b"\n", 0, at) + 1
             most = _MAX_RECORD_TRIES if row.after or row.yields == "stack" else _MAX_TRIES
             most = MAX_CALLS if row.yields == "calls" else most
             if (start, row.name) in seen or self._tries[row.name] >= most:
                 self._has_more_calls |= row.yields == "calls" and self._tries[row.name] >= most
                 continue
-            if (
-                (row.after or row.before or row.wraps)
-                and not is_last
-                and len(data) - at < _MAX_RECORD_BYTES
-            ):
-                keep = _line_back(data, start, row.before or row.wraps * _MAX_BROKEN or begins_line)
-                if keep > 0:
-                    return keep
+            spans_lines = row.after or row.before or row.wraps
+            is_cut = spans_lines and not is_last and len(data) - at < _MAX_RECORD_BYTES
+            if is_cut and start > skip:
+                return start
             seen.add((start, row.name))
             number = before + 1 + int(np.searchsorted(line_ends, start))
             if row.yields == "stack" and shown == self._dumped[0] and number < self._dumped[1]:

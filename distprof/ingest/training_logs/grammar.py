@@ -16,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from distprof.bounds import Patterns, texts_beside
 from distprof.run.logs import TrainingFacts, TrainingLog
 from distprof.schema import ABSENT, Floats, Int64Array
 from distprof.units import NS_PER_MS, NS_PER_S, format_ratio
@@ -34,6 +35,17 @@ _SOME_YEAR = 2000
 
 NUMBER = rb"[-+]?(?:\d{1,25}(?:\.\d{0,25})?|\.\d{1,25})(?:[eE][-+]?\d{1,4})?"
 """Unambiguous, so hostile lines cause no backtracking."""
+
+
+def byte_patterns(name: str) -> Patterns[bytes]:
+    """The regular expressions of a table beside the readers, by name."""
+
+    def read() -> dict[str, bytes]:
+        texts = texts_beside(__package__, name, NUMBER=NUMBER.decode())
+        return {name: text.encode() for name, text in texts.items()}
+
+    return Patterns(read)
+
 
 _STAMP = re.compile(
     rb"(?:(\d{4})[-/])?(\d\d)[-/](\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(?: ([AP])M)?"
@@ -208,9 +220,10 @@ OF_THE_JOB = ("GPU memory is short", "torch.compile compiled", "Lightning warns"
 
 
 def to_log(
-    chosen: Grammar, others: Sequence[Grammar], files: Sequence[str], num_lines: int
+    chosen: Grammar, found: Sequence[Grammar], files: Sequence[str], num_lines: int
 ) -> TrainingLog:
-    """The log of the chosen grammar."""
+    """The log of the chosen one of the grammars."""
+    others = [grammar for grammar in found if grammar is not chosen]
     of_job = [n for other in others for n in other.notes if n.startswith(OF_THE_JOB)]
     notes = [*chosen.notes, *of_job, *_left_out(chosen, others)]
     rows, kept = _of_one_rank(chosen.rows, notes)

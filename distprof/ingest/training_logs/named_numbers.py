@@ -22,13 +22,12 @@ from statistics import median
 
 import msgspec
 
-from distprof.bounds import Patterns, texts_beside
 from distprof.ingest.output.read import prefix_rank
 from distprof.ingest.training_logs.grammar import (
     MAX_COUNT,
-    NUMBER,
     Grammar,
     Row,
+    byte_patterns,
     line_around,
     s_to_ns,
     stamp_s,
@@ -40,14 +39,7 @@ FEWEST = 3
 
 _UNITS = {b"ns": 1e-9, b"us": 1e-6, b"\xc2\xb5s": 1e-6, b"ms": 1e-3, b"msec": 1e-3,
           b"milliseconds": 1e-3, b"s": 1.0, b"sec": 1.0, b"secs": 1.0, b"seconds": 1.0}  # fmt: skip
-
-
-def _texts() -> dict[str, bytes]:
-    texts = texts_beside(__package__, "named_numbers.toml", NUMBER=NUMBER.decode())
-    return {name: text.encode() for name, text in texts.items()}
-
-
-_PATTERNS = Patterns(_texts)
+_PATTERNS = byte_patterns("named_numbers.toml")
 _PHASES = _PATTERNS["phase"].groupindex.keys() - {"in", "exact", "value", "unit"}
 """Groups of the phases of an iteration by the names that people give them."""
 

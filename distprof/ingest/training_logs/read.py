@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from distprof.escape import shorten
 from distprof.ingest.files import DAMAGE, Blocks, opened, read_some, refusing
-from distprof.ingest.training_logs.grammar import RUN, Grammar, best_of, to_log
+from distprof.ingest.training_logs.grammar import RUN, Grammar, best_of, byte_patterns, to_log
 from distprof.ingest.training_logs.named_numbers import NamedNumbersGrammar, PhasesGrammar
 from distprof.ingest.training_logs.reports import Reports
 from distprof.ingest.training_logs.tables import ColumnsGrammar, GoldenValues, StepTraceGrammar
@@ -28,11 +28,7 @@ _MAX_NAME = 40
 _TOGETHER = ("Megatron-LM", "DeepSpeed")
 """The first reports iterations, and its fork prints the timers of the second between them."""
 
-_TITLE = r"^(?P<title>[^\n:=|]{3,300}:)[ *`]{0,4}\n(?P<below>[\s\S]*?)"
-_BLOCK = re.compile(
-    r"(?m)^(?=\S)(?P<name>[^\n]{1,2000})\n\s{0,9}```[^\n`]{0,20}\n(?P<fenced>[\s\S]*?)(?:^```|\Z)"
-    rf"|{_TITLE}(?=^[^\n:=|]{{3,300}}:[ *`]{{0,4}}$|\Z)"
-)
+_BLOCK = byte_patterns("runs.toml")["block"]
 """A log that is pasted below what someone says of it."""
 
 _APART = 1.2
@@ -63,8 +59,6 @@ class Candidates:
         evaluations = [note for note in self._own[1].notes if note.startswith("Evaluation takes")]
         self._reports.grammars["ms-swift"].notes += evaluations
         megatron, deepspeed = (self._reports.grammars[name] for name in _TOGETHER)
-        if deepspeed.timers.keys() & {"fwd", "forward"}:
-            compare(deepspeed, self._own[1])
         if len(megatron.rows) == len(deepspeed.rows) and not megatron.timers:
             megatron.timers = deepspeed.timers
         return self.all
@@ -129,31 +123,26 @@ def read_training_log(source: str) -> TrainingLog:
         return _refuse(source, blocks.damage or f"{blocks.num_lines:,} lines without an iteration")
     if blocks.damage:
         chosen.notes.append(f"{source} was read only up to the damage: {blocks.damage}.")
-    others = [grammar for grammar in found if grammar is not chosen]
-    return to_log(chosen, others, (source,), blocks.num_lines)
+    return to_log(chosen, found, (source,), blocks.num_lines)
 
 
-def _runs(source: str, text: str) -> Iterator[tuple[int, str, TrainingLog]]:
+def _runs(source: str, text: bytes) -> Iterator[tuple[int, str, TrainingLog]]:
     """Iteration time, name and log of each run that is pasted below its name."""
     for block in _BLOCK.finditer(text):
         candidates = Candidates()
-        candidates.take((block["fenced"] or block["below"] or "").encode())
+        candidates.take(block["fenced"] or block["below"] or b"")
         found = candidates.finished()
-        if chosen := best_of(found):
-            others = [grammar for grammar in found if grammar is not chosen]
-            log = to_log(chosen, others, (source,), text.count("\n"))
-            said = re.split(r"[.?!] ", block["name"] or block["title"])[-1]
-            if log.median_step_ns:
-                yield (
-                    log.median_step_ns,
-                    shorten(said.replace("`", "").strip("#*>-: \r"), _MAX_NAME),
-                    log,
-                )
+        chosen = best_of(found)
+        log = to_log(chosen, found, (source,), text.count(b"\n")) if chosen else None
+        if log is not None and log.median_step_ns:
+            said = (block["name"] or block["title"]).decode("utf-8", "replace").replace("`", "")
+            said = re.split(r"[.?!] ", said)[-1].strip("#*>-: \r")
+            yield log.median_step_ns, shorten(said, _MAX_NAME), log
 
 
 def _slowest_run(source: str, start: bytes) -> TrainingLog | None:
     """The slowest of several runs in a text; None unless their iteration times differ."""
-    runs = [*enumerate(_runs(source, start.decode("utf-8", "replace")), start=1)]
+    runs = [*enumerate(_runs(source, start), start=1)]
     fastest, *_, slowest = sorted(runs, key=lambda run: run[1][0]) if len(runs) > 1 else (None,) * 2
     if fastest is None or slowest is None or slowest[1][0] < _APART * fastest[1][0]:
         return None

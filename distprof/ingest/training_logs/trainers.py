@@ -15,24 +15,15 @@ import msgspec
 from distprof.escape import plain
 from distprof.ingest.training_logs.grammar import (
     LEAST_EVALUATION,
-    NUMBER,
     Grammar,
     Row,
+    byte_patterns,
     evaluation_note,
     s_to_ns,
     to_float,
 )
 
-_BAR = re.compile(
-    rb"^(\|?(?:\d{1,6}\|\d{1,9}\|)?[^\n%|]{0,120}?)"
-    rb"\d{1,3}%(?:\|[^|\n]{0,900}\|)? *(\d{1,12})/(\d{1,12}) "
-    rb"\[(?:(\d{1,6}):)?(\d{1,2}):(\d\d)<[^,\]\n]{0,30}, *(\d[\d.]{0,12}|\?) ?"
-    rb"(s/(?:it|batch|step|ba|epoch)|(?:it|batch|step|ba|epoch)/s)",
-    re.MULTILINE,
-)
-
-_EVALUATION = re.compile(rb"'eval_runtime': '?(" + NUMBER + rb")")
-
+_PATTERNS = byte_patterns("trainers.toml")
 _MAX_BARS = 100
 _MAX_SPANS = 100_000
 _MAX_RATES = 1_000
@@ -46,16 +37,6 @@ _MIN_SPAN, _FEWEST_SECONDS = 3, 10
 
 _FEWEST_STEPS = 10
 """From this step on, the rate that a bar shows is no longer that of its slow first steps."""
-
-_OF_TRAINING = re.compile(
-    rb"(?i)\b(?:steps?|train(?:ing)?|epochs?|iter(?:ation)?s?)[^a-z]{0,20}:$"
-    rb"|^\s{0,20}\d{1,6}/\d{1,6} +[\d.]{1,6}G[\s\d.]{1,90}:$"
-)
-"""Labels of bars that count iterations; the last is that of YOLO."""
-
-
-_EPOCHS = re.compile(rb"(?i)^\s{0,20}epochs?:$")
-_METRIC = re.compile(rb"\d\.\d{1,20}[ %)\]]{0,4}:$")  # a label that ends with a loss
 
 _FAR_LONGER = 10
 """Of bars without labels of a training, one with a name is meant if it ran this much longer."""
@@ -101,16 +82,20 @@ class BarGrammar(Grammar):
         """Follow each bar."""
         self._bars = self._bars or ({}, {})
         end = len(block) if not any(self._bars) else 0
-        for match in _BAR.finditer(block):
-            pauses = _EVALUATION.findall(block, end, match.start()) if end < match.start() else ()
+        for match in _PATTERNS["bar"].finditer(block):
+            pauses = (
+                _PATTERNS["evaluation"].findall(block, end, match.start())
+                if end < match.start()
+                else ()
+            )
             self._paused_s += sum(to_float(pause) or 0.0 for pause in pauses)
             end = match.end()
             before, step, total, hours, minutes, seconds, rate, unit = match.groups()
             label = before.strip()
-            is_of_training = bool(_OF_TRAINING.search(before.rstrip()))
+            is_of_training = bool(_PATTERNS["of_training"].search(before.rstrip()))
             is_plain = is_of_training or label == b":" or not label.endswith(b":")
-            is_plain |= bool(_METRIC.search(label))
-            is_of_epochs = b"epoch" in unit or bool(_EPOCHS.search(label))
+            is_plain |= bool(_PATTERNS["metric"].search(label))
+            is_of_epochs = b"epoch" in unit or bool(_PATTERNS["of_epochs"].search(label))
             if int(total) < (_MIN_SPAN if is_of_training or is_of_epochs else _MIN_STEPS):
                 continue
             second = int(hours or 0) * 3600 + int(minutes) * 60 + int(seconds)
@@ -190,23 +175,6 @@ def _printed(bar: _Bar) -> list[Row]:
 
 # Lightning ----------------------------------------------------------------------------------------
 
-_ACTION = re.compile(
-    rb"^(?:\| {1,4})?([^\s|][^|\n]{0,200}?)[ \t]*\| *("
-    + NUMBER
-    + rb")[ \t]*\|(?: *(\d{1,12})[ \t]*\|)? *("
-    + NUMBER
-    + rb")[ \t]*(?:\||$)",
-    re.MULTILINE,
-)
-"""Name, mean, number of calls (not in the first versions), total; once with tabs as well."""
-
-_STATS = re.compile(
-    rb"Profile stats for: (\S[^\n]{0,200}?)(?: rank: \d{1,7})?\n"
-    rb"[^\n]{0,120}? function calls[^\n]{0,120}? in ("
-    + NUMBER
-    + rb") seconds[^\n]{0,20}\n(?:[^\n]{0,200}\n){0,8}? {0,12}(\d{1,12})(?:/\d{1,12})? +\d"
-)
-
 _BATCH = "run_training_batch"
 _NEXT = "train_dataloader_next"
 _STEP = re.compile(r"\.optimizer_step$|^optimizer_step_with_closure")
@@ -240,11 +208,11 @@ class LightningGrammar(Grammar):
 
     def take(self, block: bytes) -> None:
         """Read actions: their mean times, or their total times and numbers of calls."""
-        for name, mean, calls, total in _ACTION.findall(block):
+        for name, mean, calls, total in _PATTERNS["action"].findall(block):
             each, whole = to_float(mean), to_float(total)
             count = int(calls) if calls else round(whole / each) if whole and each else 0
             self._means[name.decode("utf-8", "replace")] = (each, count)
-        for name, total, calls in _STATS.findall(block):
+        for name, total, calls in _PATTERNS["stats"].findall(block):
             seconds, count = to_float(total), int(calls)
             if seconds is not None and count:
                 self._means[name.decode("utf-8", "replace")] = (seconds / count, count)

@@ -1216,6 +1216,8 @@ def _died(output: JobOutput) -> EndingResult | None:
     event = min(
         events, key=lambda e: (e.name != "ray-node", e.name == "pod-restarts"), default=None
     )
+    if event is not None and event.name == "engine-died" and _of(output, "nccl"):
+        return _peer(output)  # the engine only says that its worker ended
     return None if event is None else _ended(event, output)
 
 

@@ -38,7 +38,7 @@ _TABLE = table_beside(__package__, "phases.toml")
 _PHASES = {phase: re.compile(known) for phase, known in _TABLE["timers"].items()}
 _ADVICE = {phase: advice["text"] for advice in _TABLE["advice"] for phase in advice["on"]}
 _OUTSIDE = "outside of these"
-_MOST_OF_IT, _MOST_OF_BACKWARD, _NEARLY = 0.4, 0.75, 0.8
+_MOST_OF_IT, _MOST_OF_BACKWARD = 0.4, 0.75
 
 
 def training_verdict(report: Report) -> VerdictText:
@@ -163,12 +163,10 @@ def _phase_times(log: TrainingLogResult) -> tuple[dict[str, int], int]:
         both = found.pop("forward and backward")
         for one, other in (("forward", "backward"), ("backward", "forward")):
             found.setdefault(one, max(both - found.get(other, both), 0))
-    whole = log.mean_ns or 0
-    if log.origin == "DeepSpeed" and sum(found.values()) > _NEARLY * whole:
-        whole = sum(found.values())
+    whole = sum(found.values()) if log.origin == "DeepSpeed" else log.mean_ns
     if log.input_timer is not None:
         found["waiting for input"] = log.input_timer.mean_ns
-    return found, whole
+    return found, whole or 0
 
 
 def _shares(log: TrainingLogResult) -> dict[str, float]:
@@ -185,7 +183,9 @@ def _shares(log: TrainingLogResult) -> dict[str, float]:
             return {}
     order = sorted(filter(times.get, times), key=lambda phase: -times[phase])
     shares = {phase: times[phase] / whole for phase in order[:MOST_PARTS]}
-    return shares | ({_OUTSIDE: rest / whole} if rest > MIN_IDLE_RATIO * whole else {})
+    has_backward = "forward" not in times or any("backward" in phase for phase in times)
+    others = _OUTSIDE if has_backward else "backward and the rest"
+    return shares | ({others: rest / whole} if rest > MIN_IDLE_RATIO * whole else {})
 
 
 def _phases(log: TrainingLogResult) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from distprof.bounds import table_beside
 from distprof.costs.transformer import critical_batch
 from distprof.escape import fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
@@ -92,21 +93,7 @@ def efficiency_below_target(scaling: ScalingResult, limits: Limits) -> Iterator[
     )
 
 
-_FIXES = {
-    "exposed_transfer_ns": "Overlap transfers with computation, send fewer bytes, or keep them"
-    " inside a node.",
-    "exposed_wait_ns": "Find the rank that the others wait for: distprof analyze names it.",
-    "bubble_ns": "Use more micro-batches, or a schedule with a smaller bubble.",
-    "unsplit_comm_ns": "Record all ranks to separate waiting from transfer. Then overlap"
-    " the transfer.",
-    "host_ns": "Launch fewer and larger kernels, compile, and remove synchronisation.",
-    "input_ns": "Use more input workers or prefetching: all ranks share the storage.",
-    "copy_ns": "Avoid copies between CPU and GPU that grow with the number of ranks, or pin the"
-    " memory.",
-    "computation_ns": "Look for work that every rank repeats, and for kernels that became too small"
-    " to be efficient.",
-    "other_ns": "Analyse the largest run alone: the cause of its idle time is unknown.",
-}
+_FIXES = table_beside(__package__, "fixes.toml")
 
 
 @rule(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from distprof.bounds import table_beside
 from distprof.escape import few_ranks, fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.capture import CaptureResult
@@ -11,9 +12,7 @@ from distprof.sections.collectives import CollectivesResult
 from distprof.sections.moe import MoeResult
 from distprof.sections.shares import StepTimes, unrecorded
 from distprof.sections.stragglers import (
-    MEMORY_CALLS,
     PAUSED_FOR,
-    STALL,
     RankStraggler,
     StragglerSet,
     StragglersResult,
@@ -22,121 +21,9 @@ from distprof.sections.time import StepTimeResult
 from distprof.terms import Confidence, Severity, StragglerCause, StragglerPattern
 from distprof.units import capitalized, fold_ranks, format_duration, format_ratio, name_ranks
 
-_FIX = {
-    StragglerCause.SLOW_DEVICE: (
-        "Check clocks, temperature, power limit and throttle reasons there (nvidia-smi -q on a "
-        "GPU), run the job without that node, and replace the hardware if it stays slow."
-    ),
-    StragglerCause.MORE_WORK: (
-        "Give ranks equal work: pack or bucket sequences by cost, balance experts, shard embedding "
-        "tables and layers by measured time."
-    ),
-    StragglerCause.LATE_HOST: (
-        "Look at the CPU side: pin the process to its own cores, check CPU contention, garbage "
-        "collection, logging and checkpoints on this rank only."
-    ),
-    StragglerCause.LATE_INPUT: (
-        "Look at this rank's input: storage of its shard, num_workers, prefetch_factor, sample "
-        "lengths, CPU contention with the data loader."
-    ),
-    StragglerCause.SLOW_COPIES: (
-        "Compare its PCIe link with the other GPUs' (nvidia-smi -q: Link Width and Generation), "
-        "pin its process to the CPU next to its GPU (numactl), and pin the memory that is copied."
-    ),
-    StragglerCause.CPU_TAKEN: (
-        "Give the job dedicated CPUs: stop other processes on the host, or pin ranks to cores."
-    ),
-    StragglerCause.TRACING: (
-        "Training needs no change: without a profiler the rank computes no longer than its peers."
-    ),
-    StragglerCause.UNKNOWN: (
-        "The traces do not show why. Record CPU activities, compare clocks and temperatures, "
-        "and check whether lateness follows the node or the data."
-    ),
-}
-
-_FIX_OF_DETAIL = {
-    "gc": (
-        "Call gc.collect() and gc.freeze() after set-up, then gc.disable(), and gc.collect() on "
-        "all ranks in the same step, every few hundred steps."
-    ),
-    MEMORY_CALLS: (
-        "Do not call torch.cuda.empty_cache() in the loop. If memory is nearly full, use smaller "
-        "micro-batches, or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
-    ),
-    "throttled": (
-        "Find out why the GPU is throttled (nvidia-smi -q -d PERFORMANCE). For heat, check cooling "
-        "and air flow; for power, check cap and supply. Until then run the job without its node."
-    ),
-    STALL: (
-        "Find out what held the kernel up at that time: preemption by another process on the GPU, "
-        "page migration of managed memory, ECC errors and Xids (dmesg), a clock that dropped."
-    ),
-    "low_clocks": (
-        "Compare application clocks and power limits with the other GPUs' (nvidia-smi -q -d "
-        "CLOCK,POWER), reset them, and replace the GPU if its clock stays low."
-    ),
-    "tokens": (
-        "Give all ranks the same number of tokens: distribute the samples of a global batch by "
-        "token count, and check how this rank's data is sharded."
-    ),
-    "inputs": (
-        "Give all ranks inputs of the same size: balance the tokens of a global batch, bucket or "
-        "pack sequences by length, and check this rank's micro-batch size."
-    ),
-    "copies": (
-        "Find out what this rank alone copies: logging, checkpoints, metrics, or a larger share of "
-        "what is offloaded."
-    ),
-    "experts": (
-        "Balance the routing (load-balancing loss, bias of the router), or place busy experts on "
-        "different ranks."
-    ),
-    "sequence_length": (
-        "Give ranks batches of equal cost: balance the sum of squared sequence lengths, bucket "
-        "by length, pack documents."
-    ),
-}
-
-_BECAUSE_OF_DETAIL = {
-    "gc": "Its CPU launches late: Python's garbage collector runs",
-    MEMORY_CALLS: "Its CPU launches late: it frees and allocates GPU memory",
-    "throttled": "It runs the same kernels slower: its GPU is throttled",
-    STALL: "One of its kernels stalls",
-    "low_clocks": "It runs the same kernels slower: its GPU clock is low",
-    "sequence_length": "It has more work: longer sequences",
-    "tokens": "It has more work: more tokens",
-    "inputs": "It has more work: larger inputs",
-    "experts": "It has more work: its experts get more tokens",
-    "copies": "It copies more between CPU and GPU",
-}
-
-_BECAUSE = {
-    StragglerCause.SLOW_DEVICE: "It runs the same kernels slower",
-    StragglerCause.MORE_WORK: "It has more work",
-    StragglerCause.LATE_HOST: "Its CPU launches late",
-    StragglerCause.LATE_INPUT: "Its input arrives late",
-    StragglerCause.SLOW_COPIES: "Its copies between CPU and GPU are slow",
-    StragglerCause.CPU_TAKEN: "Other processes take its CPU",
-    StragglerCause.TRACING: "It computes longer only while it is traced",
-    StragglerCause.UNKNOWN: "The traces do not show why",
-}
+WORDS = table_beside(__package__, "words.toml")
 
 _Slow = RankStraggler | StragglerSet
-
-_SEVERAL = (
-    ("It runs", "They run"),
-    ("It has", "They have"),
-    ("It computes longer only while it is", "They compute longer only while they are"),
-    ("Its CPU launches", "Their CPUs launch"),
-    ("Its input arrives", "Their input arrives"),
-    ("Its copies", "Their copies"),
-    ("It copies", "They copy"),
-    ("One of its kernels stalls", "Their kernels stall"),
-    ("its GPU is", "their GPUs are"),
-    ("its GPU clock is", "their GPU clocks are"),
-    ("its experts", "their experts"),
-)
 
 
 def because(rank: _Slow) -> str:
@@ -144,9 +31,9 @@ def because(rank: _Slow) -> str:
     if rank.detail.startswith(PAUSED_FOR):
         text = f"Its CPU launches late: it is in {rank.detail.removeprefix(PAUSED_FOR)}"
     else:
-        text = _BECAUSE_OF_DETAIL.get(rank.detail) or _BECAUSE[rank.cause]
+        text = WORDS["because"].get(rank.detail) or WORDS["because"][rank.cause]
     if isinstance(rank, StragglerSet) and len(rank.ranks) > 1:
-        for one, several in _SEVERAL:
+        for one, several in WORDS["several"]:
             text = text.replace(one, several)
     return text
 
@@ -169,7 +56,8 @@ def fix_of(rank: _Slow) -> str:
             f"Take {what} out of the step: run it in the background or less often. If all ranks "
             "need it, run it on all of them in the same step."
         )
-    return _FIX_OF_DETAIL.get(rank.detail) or _FIX[rank.cause]
+    fix: str = WORDS["fix"].get(rank.detail) or WORDS["fix"][rank.cause]
+    return fix
 
 
 def sets_of_pattern(

@@ -10,35 +10,13 @@ from distprof.sections.collectives import CollectivesResult
 from distprof.sections.pipeline import PipelineResult
 from distprof.sections.shares import WIDER_WAIT
 from distprof.sections.stragglers import SequenceImbalance, StragglersResult
+from distprof.sections.stragglers.rules.ranks import WORDS
 from distprof.sections.whatif import Cause, CauseKind, WhatIfResult, causes_of, limiting_stage
 from distprof.terms import Confidence, Severity
 from distprof.units import capitalized, format_duration, format_ratio, name_ranks
 
 NAMED_RATIO = 1.08
 """Imbalance of stages from which `unequal-stages` names the longest."""
-
-_FIX = {
-    CauseKind.WORKERS: (
-        "Run the job without the machines of these workers, and test their GPUs and links: "
-        "clocks, temperature, memory and network errors."
-    ),
-    CauseKind.STAGES: (
-        "Move layers from the longest stage to the others. Count the output layer and the loss "
-        "with the last stage, and the embedding with the first."
-    ),
-    CauseKind.DATA: (
-        "Give micro-batches equal work: order or pack sequences so that the sum of squared "
-        "lengths, which attention costs, is even across micro-batches and data-parallel ranks."
-    ),
-    CauseKind.STALLS: (
-        "Look for what stalls workers occasionally: collect garbage on all ranks at the same "
-        "steps (gc.disable, gc.collect), pin processes to cores, stop other work on the hosts."
-    ),
-    CauseKind.TRANSFERS: (
-        "Look at the network between the members of this group: link errors, placement across "
-        "switches, other jobs on the same links."
-    ),
-}
 
 _SUBJECTS = {
     CauseKind.STAGES: "Unequal pipeline stages",
@@ -123,7 +101,7 @@ def uneven_operations(
                 f"{capitalized(_because(whatif, cause))} {_SAVES.get(kind, _SAVES_EVENNESS)} "
                 f"{format_duration(gain_ns)}{'' if kind is CauseKind.WORKERS else ' of each step'}."
             ),
-            fix=_FIX[kind],
+            fix=WORDS["fix_of_operations"][kind],
             cost_ns_per_step=gain_ns,
             confidence=Confidence.MODELLED,
             ranks=of_stage if is_stage else cause.scenario.ranks,
