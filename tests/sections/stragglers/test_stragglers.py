@@ -55,6 +55,23 @@ def by_hand(starts, *, residual_ns=0, kind=CollectiveKind.ALL_REDUCE, steps=1):
     return make_run(ranks, steps=range(steps), matches=matches, clock=clock)
 
 
+@pytest.mark.parametrize("num_ranks", [2, 8])
+def test_from_the_step_on_from_which_a_rank_is_slow_it_costs_what_others_wait(num_ranks):
+    """Before that step they wait next to nothing, so both means are one."""
+    steps = tuple(range(14, 20))
+    job = SimulatedJob(
+        num_nodes=1,
+        ranks_per_node=num_ranks,
+        num_steps=10,
+        faults=(SlowDevice(rank=1, factor=1.3, steps=steps),),
+    )
+    result = analyse(job)
+    (slow,) = result.sets
+    cost = {one.rank: one.lost_ns_per_step for one in result.ranks}
+    assert (slow.ranks, slow.since_step) == ((1,), 14)
+    assert slow.lost_ns_per_step == pytest.approx(cost[1], rel=0.03)
+
+
 # Blame, by hand -----------------------------------------------------------------------------------
 
 
