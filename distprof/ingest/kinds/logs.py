@@ -223,9 +223,11 @@ def read_nccl_settings(source: str) -> NcclLog:
 
 
 def _settings(start: bytes) -> dict[str, str]:
+    """Variables that change what NCCL does, by name; those that only make it log are none."""
     from distprof.ingest.nccl.lines import assigned
 
-    return {name.decode(): value.decode("ascii") for name, value in assigned(start).items()}
+    found = {name.decode(): value.decode("ascii") for name, value in assigned(start).items()}
+    return {name: value for name, value in found.items() if not name.startswith("NCCL_DEBUG")}
 
 
 NCCL_SETTINGS = Source(

@@ -12,7 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distprof.errors import InputError
-from distprof.ingest.kinds.logs import fits_nccl_log, read_nccl_log
+from distprof.ingest.kinds.logs import (
+    fits_nccl_log,
+    fits_nccl_settings,
+    read_nccl_log,
+    read_nccl_settings,
+)
 from distprof.ingest.nccl.lines import MAX_LINE_BYTES, Splitter
 from distprof.ingest.nccl.messages import (
     CUT,
@@ -294,3 +299,11 @@ def test_a_log_that_is_cut_inside_its_archive_keeps_what_comes_before(tmp_path):
     log = read_nccl_log(str(path))
     assert 2_000 < log.num_info < 5_000
     assert any("up to the damage" in note for note in log.notes)
+
+
+def test_a_command_that_only_logs_sets_nothing(tmp_path: Path):
+    command = tmp_path / "run.sh"
+    command.write_text("mpirun -np 4 -x NCCL_DEBUG=INFO -x NCCL_DEBUG_SUBSYS=NET python train.py\n")
+    assert not fits_nccl_settings(str(command))
+    command.write_text("NCCL_DEBUG=INFO NCCL_IB_DISABLE=1 python train.py\n")
+    assert read_nccl_settings(str(command)).settings == {"NCCL_IB_DISABLE": {"1": ()}}
