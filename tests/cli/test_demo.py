@@ -20,7 +20,7 @@ def test_the_recording_is_analysed_and_named(capsys: pytest.CaptureFixture[str])
     said = capsys.readouterr()
     assert said.err.splitlines()[0] == ABOUT
     assert "4 of 8 ranks" in said.out
-    assert "  distprof demo --full" in said.out
+    assert "distprof demo --full" in said.out
     assert str(FOLDER) not in said.out
 
 

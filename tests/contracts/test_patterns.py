@@ -12,7 +12,7 @@ import pytest
 from distprof.bounds import Patterns
 
 ROOT = Path(__file__).parents[2]
-READ = re.compile(r'(?:patterns|texts)_beside\(\s*__package__, "(\S+\.toml)"')
+READ = re.compile(r'(?:(?:patterns|texts)_beside\(\s*__package__, |byte_patterns\()"(\S+\.toml)"')
 MODULES = {
     path: found[1]
     for path in sorted((ROOT / "distprof").rglob("*.py"))

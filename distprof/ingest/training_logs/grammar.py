@@ -38,7 +38,7 @@ NUMBER = rb"[-+]?(?:\d{1,25}(?:\.\d{0,25})?|\.\d{1,25})(?:[eE][-+]?\d{1,4})?"
 
 
 def byte_patterns(name: str) -> Patterns[bytes]:
-    """The regular expressions of a table beside the readers, by name."""
+    """The regular expressions of a table of the readers, by name."""
 
     def read() -> dict[str, bytes]:
         texts = texts_beside(__package__, name, NUMBER=NUMBER.decode())

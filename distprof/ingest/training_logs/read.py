@@ -28,7 +28,7 @@ _MAX_NAME = 40
 _TOGETHER = ("Megatron-LM", "DeepSpeed")
 """The first reports iterations, and its fork prints the timers of the second between them."""
 
-_BLOCK = byte_patterns("runs.toml")["block"]
+_PATTERNS = byte_patterns("runs.toml")
 """A log that is pasted below what someone says of it."""
 
 _APART = 1.2
@@ -128,7 +128,7 @@ def read_training_log(source: str) -> TrainingLog:
 
 def _runs(source: str, text: bytes) -> Iterator[tuple[int, str, TrainingLog]]:
     """Iteration time, name and log of each run that is pasted below its name."""
-    for block in _BLOCK.finditer(text):
+    for block in _PATTERNS["block"].finditer(text):
         candidates = Candidates()
         candidates.take(block["fenced"] or block["below"] or b"")
         found = candidates.finished()

@@ -55,7 +55,7 @@ def analyze_ending(run: Run) -> EndingResult:
     if found.state or found.cause not in ("set-up", "ready") or not is_known:
         return found
     told = found.verdict.removeprefix("Not decided: t")
-    also = f"If the job stands there (distprof hang): t{told}"
+    also = f"If the job hangs there (distprof hang): t{told}"
     return EndingResult(alternatives=(also,) if found.cause == "set-up" else ())
 
 
