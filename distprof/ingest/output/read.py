@@ -106,7 +106,9 @@ _TIMES = re.compile(r"\d{1,6}(?:[:.,T/-]\d{1,9}){2,8}")
 """Dates and times, which differ in the prefixes that loggers put before the lines of a record."""
 
 _BEHIND = re.compile(r"\[rank(\d{1,7})\]: ?$")
-_INNER = re.compile(r"\[(?:rank|default)(\d{1,7})\]: ?\[[EFWI][ \d]")
+_JOINED = re.compile(rb"\[(?:rank|default)\d{1,7}\]: ?\[[EFWI][ \d]")
+"""Where a line begins behind another one: a bar of progress, or what lost its line ends."""
+
 _FRAME = re.compile(rb"\[<|(?:\S{0,60} )?(?:#\d| {2,8}\S)")
 _THREAD = re.compile(rb"(?:\S{0,60} )?Thread \d{1,7} \(")
 
@@ -215,7 +217,7 @@ class Reader:
             at += data.startswith(b"\n", at)
             if at < skip:
                 continue
-            start = data.rfind(b"\n", 0, at) + 1
+            start = _line_start(data, at)
             most = _MAX_RECORD_TRIES if row.after or row.yields == "stack" else _MAX_TRIES
             most = MAX_CALLS if row.yields == "calls" else most
             if (start, row.name) in seen or self._tries[row.name] >= most:
@@ -243,8 +245,7 @@ class Reader:
         shown: str,
         rank: int | None,
     ) -> None:
-        end = data.find(b"\n", at, at + _WINDOW)
-        end = min(at + _WINDOW, len(data)) if end < 0 else end
+        end = _line_end(data, at)
         if row.yields == "stack":
             if row.search(cleaned(data[start:end])) is not None:
                 writer = _prefixed(data, start, at, end, row)
@@ -370,11 +371,27 @@ def _prefixed(data: bytes, start: int, at: int, end: int, row: Expression) -> in
     if rank is None and row.after:  # a bar of progress lacks its line end
         behind = _BEHIND.search(cleaned(data[max(start, at - 24) : at]))
         rank = int(behind[1]) if behind else None
-    first = max(start + 1, at - _BEFORE_SIGN)
-    if data.find(b"]:", first, at) > 0:  # perhaps another rank's line behind a bar of progress
-        for inner in _INNER.finditer(cleaned(data[first:at])):
-            rank = int(inner[1])
     return rank
+
+
+def _line_start(data: bytes, at: int) -> int:
+    """Where the line of a sign begins."""
+    start = data.rfind(b"\n", 0, at) + 1
+    joined = data.rfind(b"]:", max(start, at - _BEFORE_SIGN), at)
+    while joined > 0:
+        first = max(data.rfind(b"[", start, joined), start)
+        if _JOINED.match(data, first):
+            return first
+        joined = data.rfind(b"]:", max(start, at - _BEFORE_SIGN), joined)
+    return start
+
+
+def _line_end(data: bytes, at: int) -> int:
+    """Where the line of a sign ends."""
+    end = data.find(b"\n", at, at + _WINDOW)
+    end = min(at + _WINDOW, len(data)) if end < 0 else end
+    joined = _JOINED.search(data, at, end) if data.find(b"]:", at, end) > 0 else None
+    return joined.start() if joined else end
 
 
 def _fields(data: bytes, start: int, at: int, end: int, row: Expression) -> dict[str, str] | None:
