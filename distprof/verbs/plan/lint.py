@@ -6,13 +6,14 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from distprof.bounds import Bound, read_plain
+from distprof.bounds import Bound, read_plain, table_beside
 from distprof.documents.ci import Case, Cases
 from distprof.documents.document import Document
 from distprof.documents.page import Page
@@ -60,66 +61,17 @@ _OWN = {
     **{f"layout.{key}": key for key in LAYOUT_KEYS},
 }
 
-_TORCHTITAN = {
-    "model.name": "family",
-    "model.flavor": "flavor",
-    "model_spec.name": "family",
-    "model_spec.flavor": "flavor",
-    "training.local_batch_size": "local_batch",
-    "training.batch_size": "local_batch",
-    "training.global_batch_size": "batch",
-    "training.seq_len": "sequence",
-    "parallelism.data_parallel_replicate_degree": "replicate",
-    "parallelism.data_parallel_shard_degree": "shard",
-    "parallelism.tensor_parallel_degree": "tp",
-    "parallelism.pipeline_parallel_degree": "pp",
-    "parallelism.pipeline_parallel_microbatch_size": "micro-batch",
-    "parallelism.context_parallel_degree": "cp",
-    "parallelism.expert_parallel_degree": "ep",
-    "activation_checkpoint.mode": "recomputation",
-}
-
-_MEGATRON = {
-    "nproc-per-node": "gpus_per_node",
-    "nnodes": "nodes",
-    "tensor-model-parallel-size": "tp",
-    "pipeline-model-parallel-size": "pp",
-    "context-parallel-size": "cp",
-    "expert-model-parallel-size": "ep",
-    "num-virtual-stages-per-pipeline-rank": "stages",
-    "num-layers-per-virtual-pipeline-stage": "layers_per_stage",
-    "micro-batch-size": "micro-batch",
-    "global-batch-size": "batch",
-    "seq-length": "sequence",
-    "num-layers": "shape.layers",
-    "hidden-size": "shape.hidden",
-    "num-attention-heads": "shape.heads",
-    "num-query-groups": "shape.kv_heads",
-    "ffn-hidden-size": "shape.ffn",
-    "vocab-size": "shape.vocabulary",
-    "num-experts": "shape.experts",
-    "moe-router-topk": "shape.top_k",
-    "moe-ffn-hidden-size": "shape.expert_ffn",
-    "recompute-granularity": "recomputation",
-    "use-distributed-optimizer": "zero-1",
-    "use-torch-fsdp2": "fsdp",
-    "use-megatron-fsdp": "fsdp",
-    "recompute-activations": "recompute",
-    "swiglu": "gated",
-}
-
 _FLAGS = frozenset({"zero-1", "fsdp", "recompute", "gated"})
-
-_DEEPSPEED = {
-    "train_batch_size": "batch",
-    "train_micro_batch_size_per_gpu": "micro-batch",
-    "gradient_accumulation_steps": "micro-batches",
-    "zero_optimization.stage": "stage",
-    "tensor_parallel.autotp_size": "tp",
-}
 
 _ZERO = {0: "ddp", 1: "zero-1", 2: "zero-2", 3: "fsdp"}
 _WORDS = frozenset({"model", "gpu", "inter_node", "sharding", "recomputation", "family", "flavor"})
+_MEGATRON = "Megatron arguments"
+
+
+@cache
+def _names() -> dict[str, dict[str, str]]:
+    """What distprof calls the values of each kind of configuration, by key."""
+    return {"distprof": _OWN, **table_beside(__package__, "configurations.toml")}
 
 
 class JobFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,7 +97,7 @@ def read_job_file(path: Path) -> JobFile:
     """Read a configuration, whose kind is detected from its content."""
     source = str(path)
     try:
-        kind, keys, found = _parse(read_plain(path, _MOST_BYTES).decode("utf-8"))
+        kind, found = _parse(read_plain(path, _MOST_BYTES).decode("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(
             source,
@@ -156,7 +108,7 @@ def read_job_file(path: Path) -> JobFile:
     values: dict[str, Any] = {}
     not_read: list[str] = []
     for key, value in found.items():
-        name = keys.get(key)
+        name = _names()[kind].get(key)
         if name is None or not _is_sound(name, value):
             not_read.append(key if name is None else f"{key} ({str(value)[:40]})")
         elif value != -1:
@@ -164,10 +116,10 @@ def read_job_file(path: Path) -> JobFile:
     return JobFile(source=source, kind=kind, values=_ours(kind, values), not_read=tuple(not_read))
 
 
-def _parse(text: str) -> tuple[str, Mapping[str, str], dict[str, Any]]:
-    """The program, its names of keys, and the values; ValueError if it is none of the known."""
+def _parse(text: str) -> tuple[str, dict[str, Any]]:
+    """The program and the values by its keys; ValueError if it is none of the known."""
     if re.search(r"--[a-z]+-model-parallel-size|--num-layers|--hidden-size", text):
-        return "Megatron arguments", _MEGATRON, _arguments(text)
+        return _MEGATRON, _arguments(text)
     is_json = text.lstrip().startswith("{")
     load: Callable[[str], Any] = json.loads if is_json else parse_toml
     try:
@@ -177,11 +129,11 @@ def _parse(text: str) -> tuple[str, Mapping[str, str], dict[str, Any]]:
     if any(key.startswith("parallelism.") for key in found):
         # Name and flavor identify the model: its tree of modules is not needed
         kept = {key: v for key, v in found.items() if not key.startswith("model_spec.model.")}
-        return "torchtitan", _TORCHTITAN, kept
+        return "torchtitan", kept
     if is_json:
-        return "DeepSpeed", _DEEPSPEED, found
+        return "DeepSpeed", found
     if any(key.startswith("layout.") for key in found):
-        return "distprof", _OWN, found
+        return "distprof", found
     raise ValueError("TOML with neither [layout] nor [parallelism]")
 
 
@@ -210,7 +162,7 @@ def _arguments(text: str) -> dict[str, Any]:
             value = after
         name = typed.replace("_", "-")
         is_number = re.fullmatch(r"-?[0-9]{1,18}", value)
-        is_flag = _MEGATRON.get(name) in _FLAGS or not value
+        is_flag = _names()[_MEGATRON].get(name) in _FLAGS or not value
         found[name] = True if is_flag else int(value) if is_number else value
     return found
 
@@ -232,7 +184,7 @@ def _ours(kind: str, values: dict[str, Any]) -> dict[str, Any]:
     """Translate the values of another program into those of distprof's layouts."""
     if kind == "torchtitan":
         return _of_torchtitan(values)
-    if kind == "Megatron arguments":
+    if kind == _MEGATRON:
         return _of_megatron(values)
     if kind == "DeepSpeed" and "stage" in values:
         stage = values.pop("stage")
