@@ -644,6 +644,8 @@ def _scaling(text: str) -> ScalingTable | None:
     text = _PATTERNS["alike"].sub(r"\1 \2", text.replace("*", ""))
     text = _PATTERNS["thousands"].sub(lambda found: f"{float(found[1]) * 1e3:.0f}", text)
     text = _PATTERNS["clock"].sub(lambda found: f" {_clock(found)}", text)
+    totals = _PATTERNS["of_all"].findall(text)
+    text = "\n".join(totals) if len(totals) > 1 else text
     lines = [line[:1_000] for line in _PATTERNS["sentence"].split(text)]
     table, kind, of = _table_pairs(lines)
     if len(table) > 1 and all(map(_PATTERNS["way"].match, table)):
