@@ -129,8 +129,7 @@ def check(sources: tuple[str, ...], **options: Any) -> int:
         return _acknowledge(sources, options, quiet=output.quiet)
     _check_usage(sources, options)
     from distprof.verbs.gate.baseline import accept_runs
-    from distprof.verbs.gate.check import session_of_sizes
-    from distprof.verbs.gate.show import CHECK
+    from distprof.verbs.gate.check import baseline_of
 
     if options["workload"]:
         place = options["folder"] or Path("runs", f"check-{time.strftime('%Y%m%d-%H%M%S')}")
@@ -139,7 +138,7 @@ def check(sources: tuple[str, ...], **options: Any) -> int:
             return code
         sources = (str(place),)
     sizes = _sizes(sources)
-    session_of_sizes(sizes)  # raises if the runs are not comparable
+    baseline_of(sizes)  # raises if the runs are not comparable
     if settings.history:
         from distprof.verbs.history.dataset import append
 

@@ -210,44 +210,33 @@ def _output_options(formats: tuple[str, ...]) -> tuple[Callable[[Command], Comma
     )
 
 
-def fail_on_option(command: Command) -> Command:
-    """Add ``--fail-on``: exit with 1 if there are severe findings."""
-    option = click.option(
-        "--fail-on",
-        type=click.Choice([severity.value for severity in Severity]),
-        help="Exit with 1 if a finding is at least this severe.",
-    )
-    return option(command)
+fail_on_option = click.option(
+    "--fail-on",
+    type=click.Choice([severity.value for severity in Severity]),
+    help="Exit with 1 if a finding is at least this severe.",
+)
+config_option = click.option(
+    "--config",
+    type=click.Path(),
+    metavar="FILE",
+    help="Configuration; the nearest distprof.toml by default.",
+)
 
 
-def config_option(command: Command) -> Command:
-    """Add ``--config``: a configuration other than the nearest one."""
-    option = click.option(
-        "--config",
-        type=click.Path(),
-        metavar="FILE",
-        help="Configuration; the nearest distprof.toml by default.",
-    )
-    return option(command)
+def _remember_debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001
+    state = ctx.find_object(State)
+    if state is not None:
+        state.debug = value
 
 
-def debug_option(command: Command) -> Command:
-    """Add ``--debug``: show the traceback of an unexpected error."""
-
-    def remember(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001
-        state = ctx.find_object(State)
-        if state is not None:
-            state.debug = value
-
-    option = click.option(
-        "--debug",
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=remember,
-        help="Show the traceback of an unexpected error.",
-    )
-    return option(command)
+debug_option = click.option(
+    "--debug",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_remember_debug,
+    help="Show the traceback of an unexpected error.",
+)
 
 
 def _apply(options: tuple[Callable[[Command], Command], ...], command: Command) -> Command:

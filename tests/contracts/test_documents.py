@@ -25,7 +25,7 @@ from distprof.hardware import load_sheet
 from distprof.ingest.fabric import read_fabric
 from distprof.verbs.compare.show import compare_reports
 from distprof.verbs.gate.baseline import accepted, acknowledge, make_baseline
-from distprof.verbs.gate.check import judge, session_of_sizes
+from distprof.verbs.gate.check import baseline_of, judge
 from distprof.verbs.hang.evidence import read_evidence
 from distprof.verbs.hang.measure import diagnose
 from distprof.verbs.history import by_series, find_history_metric, trace_metric
@@ -57,7 +57,7 @@ def baseline():
 def check():
     return judge(
         baseline(),
-        session_of_sizes(((), SLOW)),
+        baseline_of(((), SLOW)).sessions[0],
         source="perf.json",
         fingerprint=SLOW[0].fingerprint,
         now_ns=1,

@@ -142,13 +142,7 @@ def hatchings() -> Markup:
 
 
 def page_html(page: Page, figures: Sequence[Part] = (), picture: Markup = EMPTY) -> str:
-    """The page as HTML: headline, evidence, ``picture``, what to do, then the rest.
-
-    Args:
-        page: The page.
-        figures: Parts that come before the page's own.
-        picture: The step, drawn; empty for none.
-    """
+    """The page as HTML: headline, evidence, ``picture``, what to do, ``figures``, then the rest."""
     header = [element("h1", bounded(page.verdict)), *evidence(page), picture, *answer(page)]
     return document(page.verdict, header, (*figures, *_parts(page)))
 

@@ -31,12 +31,9 @@ _MOST_EXACT = 60
 def mann_whitney(first: ArrayLike, second: ArrayLike) -> float:
     """One-sided p-value of ``second`` ranking this high if both have the same distribution.
 
-    It counts all ways to choose which of the values belong to ``second``. Ties have their mean
-    rank. Above 60 values, it uses the normal approximation with correction for ties.
-
-    Args:
-        first: One value per repeat.
-        second: One value per repeat; if a side is empty, the result is 1.0.
+    Both have one value per repeat; if a side is empty, the result is 1.0. It counts all ways to
+    choose which of the values belong to ``second``. Ties have their mean rank. Above 60 values, it
+    uses the normal approximation with correction for ties.
 
     Source:
         Mann and Whitney, "On a test of whether one of two random variables is stochastically
@@ -56,14 +53,11 @@ def mann_whitney(first: ArrayLike, second: ArrayLike) -> float:
 def aligned_ranks(first: ArrayLike, second: ArrayLike) -> float:
     """p-value of ``second`` ranking this high if the two values of each pair are exchangeable.
 
-    The test is one-sided and exact: it counts all ways to exchange the values within pairs. It
-    first removes drift, the median of the means of the five nearest pairs, which exchanges do not
-    change. Then it ranks all values together, so a pair with one disturbed run has little weight.
-    Among signed ranks, that pair would outvote the others.
-
-    Args:
-        first: One value per pair, in order of time.
-        second: The same number of values; if there are none, the result is 1.0.
+    Both have one value per pair, in order of time; without pairs, the result is 1.0. The test is
+    one-sided and exact: it counts all ways to exchange the values within pairs. It first removes
+    drift, the median of the means of the five nearest pairs, which exchanges do not change. Then it
+    ranks all values together, so a pair with one disturbed run has little weight. Among signed
+    ranks, that pair would outvote the others.
 
     Source:
         Hodges and Lehmann, "Rank methods for combination of independent experiments in analysis of
@@ -402,17 +396,16 @@ def _interval(
 def _judge(evidence: _Evidence) -> tuple[State, int | None, str]:
     """The state, the needed repeats, and the reason."""
     worse, limit = evidence.worse, evidence.limit
-    for state, is_beyond, p in (
-        ("regressed", worse.low > limit, evidence.p_worse),
-        ("improved", worse.high < -limit, evidence.p_better),
-    ):
-        if is_beyond and p <= evidence.alpha:
-            far = worse.low - limit if state == "regressed" else -limit - worse.high
-            if far < evidence.margin:
+    changes: tuple[tuple[State, str, float, float], ...] = (
+        ("regressed", "a loss", worse.low - limit, evidence.p_worse),
+        ("improved", "a gain", -limit - worse.high, evidence.p_better),
+    )
+    for state, side, beyond, p in changes:
+        if beyond > 0 and p <= evidence.alpha:
+            if beyond < evidence.margin:
                 return "inconclusive", None, UNKNOWN_SESSIONS
-            side = "a loss" if state == "regressed" else "a gain"
             why = f"The whole interval is {side} beyond the tolerance, and the rank test agrees."
-            return ("regressed" if state == "regressed" else "improved"), None, why
+            return state, None, why
     if worse.high <= limit:
         return "passed", None, "Any loss in the interval is within the tolerance."
     if evidence.num_fixed == 1:

@@ -302,11 +302,6 @@ def baseline_of(sizes: Sizes) -> BaselineFile:
         ) from error
 
 
-def session_of_sizes(sizes: Sizes) -> BaselineSession:
-    """The repeats as one session; InputError as :func:`baseline_of`."""
-    return baseline_of(sizes).sessions[0]
-
-
 def are_alternating(first: Runs, second: Runs) -> bool:
     """Whether the runs of both sides ended in alternating pairs: only then does drift cancel."""
     ended = sorted([(run.created_ns, 0) for run in first] + [(run.created_ns, 1) for run in second])
@@ -333,7 +328,7 @@ def judge_runs(
         raise _unlike_error(source, found)
     result = judge(
         baseline,
-        session_of_sizes(sizes),
+        baseline_of(sizes).sessions[0],
         source=source,
         fingerprint=sizes[1][-1].fingerprint,
         now_ns=time.time_ns(),
