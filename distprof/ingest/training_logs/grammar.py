@@ -189,8 +189,8 @@ def stamp_s(text: bytes) -> float | None:
 LEAST_EVALUATION = 0.1
 """Share of the training from which evaluations are named."""
 
-RUN = "Run number "
-"""Beginning of the note on several runs in a text."""
+RUN, AGAIN = "Run number ", "Iteration numbers start again"
+"""Beginnings of notes on several runs in a text."""
 
 
 def evaluation_note(share: float) -> str:

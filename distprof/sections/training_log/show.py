@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from distprof.bounds import table_beside
-from distprof.ingest.training_logs.grammar import OF_THE_JOB, RUN
+from distprof.ingest.training_logs.grammar import AGAIN, OF_THE_JOB, RUN
 from distprof.sections.base import VerdictText
 from distprof.sections.nccl.show import jobs_fact, nccl_verdict
 from distprof.sections.parts import is_recorded
@@ -61,7 +61,7 @@ def training_verdict(report: Report) -> VerdictText:
         *(note for note in log.unavailable if note.startswith(_DOUBTS)),
     )
     reasons = tuple(sentence for sentence in why if sentence and sentence not in line)
-    of_runs = next((note for note in log.unavailable if note.startswith(RUN)), "")
+    of_runs = next((note for note in log.unavailable if note.startswith((RUN, AGAIN))), "")
     return (of_runs, (line, *reasons)) if of_runs else (line, reasons)
 
 
