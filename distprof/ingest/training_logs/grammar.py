@@ -48,7 +48,8 @@ def byte_patterns(name: str) -> Patterns[bytes]:
 
 
 _STAMP = re.compile(
-    rb"(?:(\d{4})[-/])?(\d\d)[-/](\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(?: ([AP])M)?"
+    rb"(?:(\d{4})[-/])?(\d\d)(?:[-/]|(?<=\b[IWEF]\d\d))(\d\d)"
+    rb"[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(?: ([AP])M)?"
 )
 
 
