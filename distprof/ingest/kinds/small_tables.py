@@ -424,14 +424,17 @@ _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0,
 _FEWEST_RANKS, _SAME, _MOST_EFFICIENT = 3, 0.01, 1.5
 _LABEL, _MOST_ROWS = 60, 200  # Characters of a name, and rows of a table of ways.
 _PATTERNS = patterns_beside(__package__, "scaling.toml", WORD="|".join(_WORDS))
-_NODES = ("node", "machine", "台")
+_BETWEEN = {r"\s*\|\s*": 2, r"\s*\t\s*": 2, r"\s{2,}": 3, r"\s{2,}|\s*[,;]\s*": 1}
+"""What is between the cells of a row, to the fewest cells of a row that it parts."""
+_NODES = ("node", "machine", "server", "台", "机", "节点")
+_CJK = {"一": 1, "单": 1, "双": 2, "两": 2, "二": 2, "三": 3, "四": 4, "八": 8}
 _refuse_scaling = refusing("throughput of several numbers of GPUs", "name a file with such a table")
 
 
 class _Value(msgspec.Struct, frozen=True):
-    """A throughput, or times as rates: of iterations, or of an epoch or a whole job."""
+    """A throughput, of all or each, or times as rates: of iterations, an epoch or a whole job."""
 
-    kind: str  # "rate", "iterations" or "time".
+    kind: str  # "rate", "each", "iterations" or "time".
     per_s: float
     at: int  # Its place in the line.
 
@@ -459,7 +462,9 @@ def _clock(found: re.Match[str]) -> str:
 
 
 def _kind_of_rate(unit: str) -> str:
-    return "iterations" if _PATTERNS["is_iteration"].match(unit) else "rate"
+    if _PATTERNS["is_iteration"].match(unit):
+        return "iterations"
+    return "each" if _PATTERNS["of_gpu"].search(unit) else "rate"
 
 
 def _typed(text: str) -> float | None:
@@ -475,7 +480,7 @@ def _counts(line: str) -> list[tuple[int, str, int]]:
         listed = match["list"].count(",") + 1 if match["list"] else 0
         named = _WORDS.index(word) if word in _WORDS else 1
         number = next((match[g] for g in ("n", "set", "flag", "n_cjk") if match[g]), None)
-        count = int(number or listed or named)
+        count = _CJK.get(number or "") or int(number or listed or named)
         if match["hosts"]:
             count = int(match["hosts"]) * int(match["each"])
         groups = match.re.groupindex
@@ -512,6 +517,12 @@ def _read(cell: str) -> _Value | None:
     return _Value("", number, 0) if number else None
 
 
+def _cells(line: str) -> list[str]:
+    """The cells of a row of a table."""
+    split = ((re.split(between, line), fewest) for between, fewest in _BETWEEN.items())
+    return next(cells for cells, fewest in split if len(cells) >= fewest)
+
+
 def _is_measured(row: Sequence[str]) -> bool:
     """Whether a row or its name says what its numbers are."""
     return bool(_head_kind(row[0])) or any(next(_values(cell), None) for cell in row[1:])
@@ -523,12 +534,8 @@ def _table_pairs(lines: Sequence[str]) -> tuple[dict[str, float], str, str]:
     Also what the throughput is one of: "rate", "time" or "iterations", and what is counted.
     """
     is_count, is_way = _PATTERNS["counted"].match, _PATTERNS["way"].match
-    heads_counts = _PATTERNS["head_of_counts"].search
-    between = {"|": r"\s*\|\s*", "\t": r"\s*\t\s*", "": r"\s{2,}|\s*[,;]\s*"}
-    rows = [
-        re.split(next(by for mark, by in between.items() if mark in line), line.strip("| \t"))
-        for line in lines
-    ]
+    heads_counts, heads_ways = _PATTERNS["head_of_counts"].search, _PATTERNS["head_of_ways"].search
+    rows = [_cells(line.strip("| \t")) for line in lines]
     is_clock = _PATTERNS["clock_cell"].fullmatch
     rows = [[_clock(t) if (t := is_clock(cell.strip())) else cell for cell in row] for row in rows]
     head: list[str] = []
@@ -544,10 +551,13 @@ def _table_pairs(lines: Sequence[str]) -> tuple[dict[str, float], str, str]:
         if held and (at := next(whole, 0)):
             rows = [[row[0], row[at]] for row in held]
             head = ["", ""]
-    found: dict[str, dict[str, float]] = {"rate": {}, "time": {}, "iterations": {}}
+    named_ways: set[str] = set()
+    found: dict[str, dict[str, float]] = {"rate": {}, "each": {}, "time": {}, "iterations": {}}
     for cells in rows:
         below = [*zip(cells, head, strict=False)]
-        name = next((c for c, h in below if heads_counts(h) or is_way(c) or is_count(c)), "")
+        named_ways |= {cell for cell, head_of in below if heads_ways(head_of)}
+        says = (c for c, h in below if heads_counts(h) or is_way(c) or is_count(c) or heads_ways(h))
+        name = next(says, "")
         if not name and len(cells) > 1 and any(map(_head_kind, cells)):
             head = cells
         for cell, head_of in below if name else ():
@@ -574,6 +584,9 @@ def _table_pairs(lines: Sequence[str]) -> tuple[dict[str, float], str, str]:
     names = {name for by_name in found.values() for name in by_name}
     kinds = ("time", "iterations") if any(is_way(n) and not is_count(n) for n in names) else found
     kind = next((kind for kind in kinds if found[kind]), "iterations")
+    are_listed = named_ways >= found[kind].keys() and not all(map(_number_in, found[kind]))
+    if len(found[kind]) > 1 and (are_listed or all(map(is_way, found[kind]))):
+        return found[kind], kind, "ways"
     heads = " ".join((*filter(heads_counts, head), *filter(is_count, found[kind]))).lower()
     return found[kind], kind, "nodes" if _PATTERNS["of_nodes"].match(heads) else "GPUs"
 
@@ -648,7 +661,7 @@ def _scaling(text: str) -> ScalingTable | None:
     text = "\n".join(totals) if len(totals) > 1 else text
     lines = [line[:1_000] for line in _PATTERNS["sentence"].split(text)]
     table, kind, of = _table_pairs(lines)
-    if len(table) > 1 and all(map(_PATTERNS["way"].match, table)):
+    if of == "ways":
         return _by_name(table, "ways")
     numbers = {_number_in(name): rate for name, rate in table.items()}
     pairs = {number: rate for number, rate in numbers.items() if number and number < _MOST_GPUS}
@@ -660,7 +673,8 @@ def _scaling(text: str) -> ScalingTable | None:
         by_iterations = (
             ("time", "iterations") if "epoch" in text.lower() else ("iterations", "time")
         )
-        kinds = ("rate", *by_iterations) if fewest == 2 else ("rate",)  # long prose has many times
+        kinds = ("rate", "each", *by_iterations)
+        kinds = kinds if fewest == 2 else kinds[:2]  # long prose has many times
         typed = {kind: _sentence_pairs(read, kind) for kind in kinds}
         options = (
             (kind, of, {count: rate for (what, count), rate in found.items() if what == of})
@@ -679,7 +693,7 @@ def _scaling(text: str) -> ScalingTable | None:
     are_each = any(abs(one / product - 1) < _SAME for one in others for product in products)
     are_each = are_each and kind == "rate"
     is_per_step = kind == "iterations" and not _PATTERNS["same_batch"].search(text)
-    grows = is_per_step or are_each or _PATTERNS["per_gpu"].search(text)
+    grows = is_per_step or are_each or kind == "each" or _PATTERNS["per_gpu"].search(text)
     by_count = {count: rate * count if grows else rate for count, rate in sorted(pairs.items())}
     each = [rate / count for count, rate in by_count.items()]
     if max(each) > _MOST_EFFICIENT * each[0]:

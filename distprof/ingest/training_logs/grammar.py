@@ -48,7 +48,8 @@ def byte_patterns(name: str) -> Patterns[bytes]:
 
 
 _STAMP = re.compile(
-    rb"(?:(\d{4})[-/])?(\d\d)[-/](\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(?: ([AP])M)?"
+    rb"(?:(\d{4})[-/])?(\d\d)(?:[-/]|(?<=\b[IWEF]\d\d))(\d\d)"
+    rb"[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(?: ([AP])M)?"
 )
 
 
@@ -189,8 +190,8 @@ def stamp_s(text: bytes) -> float | None:
 LEAST_EVALUATION = 0.1
 """Share of the training from which evaluations are named."""
 
-RUN = "Run number "
-"""Beginning of the note on several runs in a text."""
+RUN, AGAIN = "Run number ", "Iteration numbers start again"
+"""Beginnings of notes on several runs in a text."""
 
 
 def evaluation_note(share: float) -> str:

@@ -214,7 +214,7 @@ def _read(text: bytes) -> _Report | None:
     phases = {name: time for name, time, _ in _phases(line) if name} if has_phases else {}
     rates = _rates(line) if has_rate else {}
     loss = _PATTERNS["loss"].search(line) if b"loss" in line else None
-    stamp = stamp_s(line[:200])
+    stamp = stamp_s(text[:200])
     if time is None and not rates and (loss is None or stamp is None):
         return None
     return _Report(

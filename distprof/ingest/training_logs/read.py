@@ -8,17 +8,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
-from msgspec.structs import replace
+import numpy as np
+from msgspec.structs import asdict, replace
 
 from distprof.escape import shorten
 from distprof.ingest.files import DAMAGE, Blocks, opened, read_some, refusing
-from distprof.ingest.training_logs.grammar import RUN, Grammar, best_of, byte_patterns, to_log
+from distprof.ingest.training_logs.grammar import (
+    AGAIN,
+    RUN,
+    Grammar,
+    best_of,
+    byte_patterns,
+    to_log,
+)
 from distprof.ingest.training_logs.named_numbers import NamedNumbersGrammar, PhasesGrammar
 from distprof.ingest.training_logs.reports import Reports
 from distprof.ingest.training_logs.tables import ColumnsGrammar, GoldenValues, StepTraceGrammar
 from distprof.ingest.training_logs.trainers import BarGrammar, LightningGrammar, compare
 from distprof.run.logs import TrainingLog
+from distprof.schema import ABSENT
 from distprof.units import format_duration
 
 _JSON = (".json", ".json.gz")
@@ -33,6 +43,9 @@ _PATTERNS = byte_patterns("runs.toml")
 
 _APART = 1.2
 """Ratio from which two runs differ."""
+
+_FEWEST, _MOST_STARTS = 3, 7
+"""Fewest reports of each run, and most starts: of more, an epoch numbers its iterations anew."""
 
 
 class Candidates:
@@ -123,7 +136,7 @@ def read_training_log(source: str) -> TrainingLog:
         return _refuse(source, blocks.damage or f"{blocks.num_lines:,} lines without an iteration")
     if blocks.damage:
         chosen.notes.append(f"{source} was read only up to the damage: {blocks.damage}.")
-    return to_log(chosen, found, (source,), blocks.num_lines)
+    return _slowest_start(to_log(chosen, found, (source,), blocks.num_lines))
 
 
 def _runs(source: str, text: bytes) -> Iterator[tuple[int, str, TrainingLog]]:
@@ -152,6 +165,31 @@ def _slowest_run(source: str, start: bytes) -> TrainingLog | None:
         f"{slow / fast:.2f} times as long as run {other} (“{other_name}”)."
     )
     return replace(log, notes=(note, *log.notes))
+
+
+def _slowest_start(log: TrainingLog) -> TrainingLog:
+    """The slowest part of a log whose numbers start again, if iteration times of parts differ."""
+    known = np.flatnonzero((log.iteration != ABSENT) & (log.duration_ns != ABSENT))
+    starts = known[1:][np.diff(log.iteration[known]) < 0].tolist()
+    edges = [0, *starts, len(log.iteration)]
+    if not 0 < len(starts) <= _MOST_STARTS or min(np.diff(edges)) < _FEWEST:
+        return log
+    columns = {k: v for k, v in asdict(log).items() if isinstance(v, np.ndarray)}
+    parts = [
+        replace(
+            log,
+            **{name: column[a:b] for name, column in columns.items()},
+            timers={name: column[a:b] for name, column in log.timers.items()},
+        )
+        for a, b in pairwise(edges)
+    ]
+    times = [part.median_step_ns or 0 for part in parts]
+    if max(times) < _APART * min(times):
+        return log
+    each = ", then ".join(map(format_duration, times))
+    note = f"{AGAIN}: an iteration takes {each}, up to {max(times) / min(times):.2f} times as long."
+    slowest = parts[times.index(max(times))]
+    return replace(slowest, notes=(note, *log.notes))
 
 
 def _tables() -> tuple[ColumnsGrammar | StepTraceGrammar, ...]:

@@ -44,6 +44,9 @@ APART = 0.9
 FEWEST_FEW, FEWEST_GROWING, FEWEST_RISING = 3, 10, 4
 """Fewest reports on both sides of a step, of a growth, and of one in which each takes longer."""
 
+FEWEST_LAST, FAR_LONGER = 2, 1.5
+"""Fewest last reports that are a step, however they differ, and their least ratio to all others."""
+
 MIN_KENDALL, GROWN_RATIO = 0.7, 1.3
 """Least rank correlation with time, and least ratio of the last third to the first, of a growth."""
 
@@ -229,13 +232,17 @@ def _slow_rate(log: TrainingLog) -> SlowPeriod | None:
 
 
 def _among_few(number: Int64Array, ns: Int64Array, span: Int64Array) -> SlowPeriod | None:
-    """The last of few reports, if a gap wider than both groups parts them, or if times grow."""
-    third, at = len(ns) // 3, 0
-    for k in range(FEWEST_FEW, len(ns) - FEWEST_FEW + 1):
+    """The last of few reports, if a wide gap parts them from the others, or if times grow."""
+    third, at, far = len(ns) // 3, 0, 0
+    for k in range(FEWEST_FEW, len(ns) - FEWEST_LAST + 1):
         before, after = ns[:k], ns[k:]
         gap = after.min() - before.max()
-        if gap > max(np.ptp(before), np.ptp(after), (SLOW_RATIO - 1) * before.max()):
+        widest = max(np.ptp(before), np.ptp(after), (SLOW_RATIO - 1) * before.max())
+        if len(after) >= FEWEST_FEW and gap > widest:
             at = k  # at most one: the gap is the widest
+        if not far and after.min() > FAR_LONGER * before.max():
+            far = k
+    at = at or far
     is_gradual = not at
     slow, others = (ns[-third:], ns[:third]) if is_gradual else (ns[at:], ns[:at])
     if is_gradual and (

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from distprof.bounds import table_beside
-from distprof.ingest.training_logs.grammar import OF_THE_JOB, RUN
+from distprof.ingest.training_logs.grammar import AGAIN, OF_THE_JOB, RUN
 from distprof.sections.base import VerdictText
 from distprof.sections.nccl.show import jobs_fact, nccl_verdict
 from distprof.sections.parts import is_recorded
@@ -48,20 +48,23 @@ def training_verdict(report: Report) -> VerdictText:
     log = report.training_log
     nccl = nccl_verdict(report)
     nccl_line = nccl[0] if nccl else ""
-    line = _line(log)
+    line, undecided = _line(log), ("", "")
     if pauses := next((n for n in log.unavailable if n.startswith("Evaluation takes")), ""):
         line = f"{pauses} {line}"
     if nccl_line and log.mean_ns is not None and log.idle_ratio is None:  # the best available
         time = f"{_what(log)} takes {format_duration(log.mean_ns)}"
         line, nccl_line = f"{time}; {nccl_line[:1].lower()}{nccl_line[1:]}", ""
+    elif log.mean_ns is not None and log.idle_ratio is None and not _shares(log):
+        undecided = _undecided(log)
     why = (
+        *undecided,
         *(_waiting(log), _reducing(log), _advice(log), _input_sentence(log), slower_sentence(log)),
         *(_slow_sentence(log), f"Throughput: {rates}." if (rates := rate_text(log)) else ""),
         *(nccl_line, _left_out(log)),
         *(note for note in log.unavailable if note.startswith(_DOUBTS)),
     )
     reasons = tuple(sentence for sentence in why if sentence and sentence not in line)
-    of_runs = next((note for note in log.unavailable if note.startswith(RUN)), "")
+    of_runs = next((note for note in log.unavailable if note.startswith((RUN, AGAIN))), "")
     return (of_runs, (line, *reasons)) if of_runs else (line, reasons)
 
 
@@ -140,7 +143,7 @@ def _line(log: TrainingLogResult) -> str:
         longest = f"but the longest {format_duration(log.max_ns)}"
         time = f"{_what(log)} usually takes {usual}, {longest}: that makes the mean {mean}"
     if log.idle_ratio is None:
-        return f"{time}{_phases(log) or _undecided(log)}"
+        return f"{time}{_phases(log) or _of_reports(log)}"
     who = f"the {log.timer_stage} stage" if log.timer_stage else "the slowest rank"
     if log.mesh.get("pp", 1) < 2:
         who = "the rank of the timers"
@@ -199,21 +202,24 @@ def _is_skewed(log: TrainingLogResult) -> bool:
     return (log.mean_ns or 0) > _SKEWED * (log.median_ns or math.inf)
 
 
-def _undecided(log: TrainingLogResult) -> str:
-    """Why the log does not show where the time goes, and what would."""
+def _of_reports(log: TrainingLogResult) -> str:
+    """For example `` (mean of 5 reports, median 3.2 s).``."""
     usually = format_duration(log.median_ns)
     mean = f" (mean of {counted(log.num_steady, 'report')}, median {usually})"
-    mean = "" if _is_skewed(log) else mean
-    short = (note for note in log.unavailable if note.startswith(OF_THE_JOB))
-    known = f" {note}" if (note := next(short, "")) else ""
+    return "." if _is_skewed(log) else f"{mean}."
+
+
+def _undecided(log: TrainingLogResult) -> tuple[str, str]:
+    """What the log shows of the time, and why not where it goes, and what would."""
+    known = next((note for note in log.unavailable if note.startswith(OF_THE_JOB)), "")
     if log.input_timer is not None and not known:
         waiting = log.input_timer.ratio or 0.0
-        known = f" Waiting for input takes {format_ratio(waiting)} of it."
+        known = f"Waiting for input takes {format_ratio(waiting)} of it."
         if waiting < MIN_IDLE_RATIO:
-            known = f" Input is not the limit: waiting for it takes {format_ratio(waiting)}."
+            known = f"Input is not the limit: waiting for it takes {format_ratio(waiting)}."
     how = "" if log.timers else _TABLE["how_to_print_timers"].get(log.origin, "")
-    return (
-        f"{mean}.{known} Where {'the rest' if known else 'the time'} goes is not decided, because "
+    return known, (
+        f"Where {'the rest' if known else 'the time'} goes is not decided, because "
         f"the log has no timers of it: {f'{how}, or ' if how else ''}record a trace with distprof "
         "capture -- COMMAND."
     )
