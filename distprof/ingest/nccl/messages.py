@@ -117,6 +117,16 @@ class PathTypes(msgspec.Struct, frozen=True):
     inside: str
 
 
+class Reach(msgspec.Struct, frozen=True):
+    """Slowest path of a GPU to another, and fastest to a network card: GB/s and type of link.
+
+    The type is empty for the speed of a card itself.
+    """
+
+    peer: tuple[float, str] | None
+    card: tuple[float, str] | None
+
+
 class Remark(msgspec.Struct, frozen=True):
     """What NCCL can or cannot use, and of what it says so."""
 
@@ -141,7 +151,7 @@ class Call(msgspec.Struct, frozen=True):
 
 Event = (
     Marker | Version | Setting | Connection | Ring | Trees | Initialised | Timing | Cards | Network
-    | Channels | Nodes | PathTypes | Remark | Choice | Call
+    | Channels | Nodes | PathTypes | Reach | Remark | Choice | Call
 )  # fmt: skip
 
 Reader = Callable[[str], Event | None]
@@ -188,6 +198,10 @@ _CHANNELS = re.compile(
 )
 _NODES = re.compile(rf"comm (0x[0-9a-f]+) rank \d+ nRanks \d+ nNodes {_N} .*MNNVL \d+$")
 _PATHS = re.compile(r"Pattern \d+, crossNic \d+, nChannels \d+.* type (\w+)/(\w+)")
+_FROM_GPU = re.compile(r"GPU/[\w-]{1,40} ?:(.{1,8000})")
+_PATH = re.compile(r"(GPU|NET)/[\w-]{1,40} \(\d{1,3}/(\d{1,5}(?:\.\d{1,9})?)/(\w{2,5})\)")
+_LINK = re.compile(r"[ +]*\+ ?(NVL|XGMI|C2C)\[(\d{1,5}(?:\.\d{1,9})?)\] - (?:GPU|NVS)/")
+_CARD = re.compile(r"[ +]*\+ ?NET\[[\d.]+\] - NET/\S{1,40} \([^\s()]{1,60}/(\d{1,5}\.\d{1,9})\)")
 _GDR = re.compile(
     r"(?:NET/\w{1,40} ?: )?GPU Direct RDMA (Enabled|Disabled) for (?:GPU \S{1,40} / )?"
     r"HCA (\S{1,60})(?: '([^']{1,60})')?"
@@ -302,6 +316,13 @@ def _cards(text: str) -> Event | None:
     return Cards(match[1], cards) if cards else CUT
 
 
+def _reach(match: re.Match[str]) -> Event | None:
+    paths = [(what, float(speed), kind) for what, speed, kind in _PATH.findall(match[1])]
+    peers = [(speed, kind) for what, speed, kind in paths if what == "GPU" and kind != "LOC"]
+    cards = [(speed, kind) for what, speed, kind in paths if what == "NET"]
+    return Reach(min(peers, default=None), max(cards, default=None)) if paths else None
+
+
 def _named(word: str, names: tuple[str, ...]) -> str:
     """The name of a choice, which newer versions print as a name and older ones as a number."""
     if word.isdecimal():
@@ -321,6 +342,7 @@ def _of(pattern: re.Pattern[str], make: Callable[[re.Match[str]], Event | None])
 
 _READERS: tuple[tuple[str, Reader], ...] = (
     (" via ", _connection),
+    ("GPU/", _of(_FROM_GPU, _reach)),
     (": opCount ", _of(_CALL, lambda m: Call(m[1]))),
     ("Channel ", _of(_RING, lambda m: Ring(int(m[1]), tuple(map(int, m[2].split()))))),
     ("Trees ", _trees),
@@ -338,9 +360,10 @@ _READERS: tuple[tuple[str, Reader], ...] = (
             ),
         ),
     ),
-    (" set by environment to ", _of(_SETTING, lambda m: Setting(m[1], m[2]))),
-    ("_IFNAME set to ", _of(_SETTING, lambda m: Setting(m[1], m[2]))),
-    ("_HCA set to ", _of(_SETTING, lambda m: Setting(m[1], m[2]))),
+    *(
+        (begin, _of(_SETTING, lambda m: Setting(m[1], m[2])))
+        for begin in (" set by environment to ", "_IFNAME set to ", "_HCA set to ")
+    ),
     (
         "GPU Direct RDMA ",
         _of(
@@ -364,6 +387,8 @@ _READERS: tuple[tuple[str, Reader], ...] = (
     ("coll channels", _of(_CHANNELS, lambda m: Channels(int(m[1]), int(m[2]) if m[2] else None))),
     ("nNodes", _of(_NODES, lambda m: Nodes(m[1], int(m[2])))),
     ("Pattern ", _of(_PATHS, lambda m: PathTypes(m[1]))),
+    ("+ ", _of(_LINK, lambda m: Reach((float(m[2]), m[1]), None))),
+    ("+ ", _of(_CARD, lambda m: Reach(None, (float(m[1]), "")))),
     (
         " Bytes -> Algo",
         _of(
