@@ -31,7 +31,7 @@ from distprof.artefacts.fabric_file import (
 from distprof.bounds import Bound, TooLargeError, decode_json, read_plain
 from distprof.costs.collectives import bus_factor
 from distprof.costs.fabric import fitted, point
-from distprof.errors import InputError, SchemaError
+from distprof.errors import InputError, SchemaError, StatementError
 from distprof.terms import CollectiveKind
 from distprof.units import format_bytes
 
@@ -90,6 +90,7 @@ _VERBS_ROW = re.compile(
 )
 _VERBS_BYTES = {"MB": 1 << 20, "MiB": 1 << 20, "Gb": 1e9 / 8}
 """perftest's MB are 2**20 bytes, its Gb 1e9 bits."""
+_LARGE_BYTES = 1 << 20
 _VERBS_MEMORY = re.compile(r"--use_(?:cuda|rocm)\b|cuMemAlloc|\bGPU buffer\b|hipMalloc")
 
 _JOIN = "build nccl-tests with MPI=1 and start one process per GPU, or name GPUs with -g"
@@ -297,14 +298,14 @@ def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurv
     """One curve out of place and one in place."""
     halves = [half for row in table.rows for half in row.halves]
     if not any(half[1] for half in halves):
-        raise InputError(
+        raise StatementError(
             source,
             expected="sizes that have a bandwidth",
             found="only sizes so small that nccl-tests rounds their bandwidth to 0.00 GB/s",
             fix="keep the rows of larger sizes, or test them (-b 1M -e 4G -f 2)",
         )
     if not any(half[2] for half in halves):
-        raise InputError(
+        raise StatementError(
             source,
             expected="a test of several ranks",
             found="no bus bandwidth, because each test has a single rank",
@@ -314,11 +315,11 @@ def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurv
     is_whole = table.hosts.keys() == set(range(len(table.hosts)))
     ranks = max(table.hosts) + 1 if table.hosts else _ranks_by_ratio(table, kind)
     if not ranks or bus_factor(kind, ranks) is None:
-        raise InputError(
+        raise StatementError(
             source,
             expected="lines that list the GPUs (# Rank 0 … on HOST)",
-            found=f"none, and bandwidths that fit no single number of ranks: {_best(table)}",
-            fix="keep the complete output of nccl-tests",
+            found=f"{_best(table)}, over an unknown number of ranks",
+            fix="keep the complete output of nccl-tests, with the lines that list the GPUs",
         )
     nodes = len(set(table.hosts.values())) if table.hosts and is_whole else None
     if nodes is None:
@@ -394,10 +395,10 @@ def _kind(table: _Table, source: str, notes: list[str]) -> CollectiveKind:
             "all_gather."
         )
         return CollectiveKind.ALL_GATHER
-    raise InputError(
+    raise StatementError(
         source,
         expected="a file name that says which nccl-tests program wrote it",
-        found=f"a table that fits several programs: {_best(table)}",
+        found=f"{_best(table)}, in a table that fits several programs",
         fix="rename the file after the program, for example all_gather.log",
     )
 
@@ -405,7 +406,11 @@ def _kind(table: _Table, source: str, notes: list[str]) -> CollectiveKind:
 def _best(table: _Table) -> str:
     """The highest bus bandwidth as printed, which needs no program and no number of ranks."""
     speed, size = max((half[2], row.num_bytes) for row in table.rows for half in row.halves)
-    return f"its bus bandwidth reaches {speed:g} GB/s at {format_bytes(size)}"
+    text = f"the bus bandwidth reaches {speed:g} GB/s at {format_bytes(size)}"
+    if size >= _LARGE_BYTES:
+        return text
+    least = min(half[0] for row in table.rows for half in row.halves)
+    return f"{text}; messages this small show the latency, here {least:g} µs or more"
 
 
 def _ratio(table: _Table, least: float = 1.0) -> float | None:
