@@ -6,6 +6,7 @@
     ├── UsageError           exit code 2: an option or a combination of options is wrong
     │   └── MissingExtraError    an optional dependency is missing; the message names the extra
     └── InputError           exit code 3: a file or folder is bad or insufficient
+        ├── StatementError   text of another tool that shows something
         ├── OtherVerbError   files of another verb were named instead of a recording
         └── SchemaError      a saved file has a schema or version that this program cannot read
 
@@ -75,6 +76,13 @@ class InputError(DistprofError):
 
 class OtherVerbError(InputError):
     """Files of another verb were named where a recording is expected; the fix is its command."""
+
+
+class StatementError(InputError):
+    """Text that is nothing to analyse, but shows something: that is said first."""
+
+    def __str__(self) -> str:
+        return f"{self.found[:1].upper()}{self.found[1:]}.\n  try: {self.fix}"
 
 
 class SchemaError(InputError):

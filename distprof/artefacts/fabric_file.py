@@ -17,6 +17,8 @@ from distprof.artefacts.record import Record
 
 FABRIC_FILE = "fabric.json"
 FABRIC_SCHEMA = "distprof.fabric/1"
+ONE_LINK = "One card sends to another: this is the speed of one link, not of a collective."
+BOTH_WAYS = "Both directions are counted together."
 Tier = Literal["node", "across"]
 
 
@@ -68,6 +70,7 @@ class FabricCurve(msgspec.Struct, frozen=True, kw_only=True):
     # Whether input and output share memory (the second half of nccl-tests' table).
     in_place: bool = False
     dtype: str = ""  # Type of the elements.
+    memory: str = ""  # ``GPU`` or ``host``: where perftest's messages are; empty for other tests.
     points: tuple[FabricPoint, ...]  # Measurements by size, ascending.
     fit: FabricFit | None = None  # The fit; None if ``refusal`` says why there is none.
     refusal: str = ""  # Why there is no fit, one sentence; empty if there is one.

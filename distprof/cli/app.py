@@ -18,7 +18,7 @@ from importlib import import_module
 
 import click
 
-from distprof.errors import DistprofError
+from distprof.errors import DistprofError, StatementError
 from distprof.escape import inert, plain, plain_lines
 from distprof.version import __version__
 
@@ -209,7 +209,7 @@ def _outcome(arguments: Sequence[str] | None, state: State) -> int:
         _say(_with_notes("Terminated.", end))
         return ExitCode.TERMINATED
     except DistprofError as error:
-        _say(f"Error: {error}")
+        _say(f"{error}" if isinstance(error, StatementError) else f"Error: {error}")
         return error.exit_code
     except OSError as error:
         return _name_too_long(error) or _unexpected(error, state)

@@ -20,13 +20,20 @@ from pathlib import Path
 
 import msgspec
 
-from distprof.artefacts.fabric_file import FABRIC_SCHEMA, FabricCurve, FabricFile, FabricPoint
+from distprof.artefacts.fabric_file import (
+    BOTH_WAYS,
+    FABRIC_SCHEMA,
+    ONE_LINK,
+    FabricCurve,
+    FabricFile,
+    FabricPoint,
+)
 from distprof.bounds import Bound, TooLargeError, decode_json, read_plain
 from distprof.costs.collectives import bus_factor
 from distprof.costs.fabric import fitted, point
-from distprof.errors import InputError, SchemaError
+from distprof.errors import InputError, SchemaError, StatementError
 from distprof.terms import CollectiveKind
-from distprof.units import format_bytes, format_ratio
+from distprof.units import format_bytes
 
 _STDIN = "-"
 BOUND = Bound(reads="a fabric profile", num_bytes=64 << 20, beyond="refused")
@@ -83,12 +90,8 @@ _VERBS_ROW = re.compile(
 )
 _VERBS_BYTES = {"MB": 1 << 20, "MiB": 1 << 20, "Gb": 1e9 / 8}
 """perftest's MB are 2**20 bytes, its Gb 1e9 bits."""
-_RATE_BYTES = 1 << 15
-"""Up to this size, messages measure how many a card handles, not how many bytes."""
-_LINK_RATES = (10, 25, 40, 56, 100, 200, 400, 800)  # Gb/s
-_FULL = 0.9
-"""Share of its rate from which a link is fully used."""
-
+_LARGE_BYTES = 1 << 20
+_VERBS_MEMORY = re.compile(r"--use_(?:cuda|rocm)\b|cuMemAlloc|\bGPU buffer\b|hipMalloc")
 
 _JOIN = "build nccl-tests with MPI=1 and start one process per GPU, or name GPUs with -g"
 
@@ -215,48 +218,39 @@ def _nccl_tests(lines: Iterable[str], source: str) -> FabricFile:
 
 def _perftest(lines: Sequence[str], source: str) -> FabricFile | None:
     """The bandwidths of ib_write_bw and its sisters; None if there are none."""
-    speeds: dict[int, list[float]] = {}
-    unit = 0.0
+    speeds: dict[str, dict[int, list[float]]] = {"host": {}, "GPU": {}}
+    unit, memory, next_memory = 0.0, "host", "host"
     for line in lines:
-        if header := _VERBS_UNIT.search(line[:_MAX_LINE]):
-            unit = _VERBS_BYTES[header[1]]
+        if _VERBS_MEMORY.search(line[:_MAX_LINE]):  # before the header of the test
+            next_memory = "GPU"
+        elif header := _VERBS_UNIT.search(line[:_MAX_LINE]):
+            unit, memory, next_memory = _VERBS_BYTES[header[1]], next_memory, "host"
         elif unit and (row := _VERBS_ROW.fullmatch(line[:_MAX_LINE])) and float(row["speed"]):
-            speeds.setdefault(int(row["size"]), []).append(float(row["speed"]) * unit)
-    if not speeds:
+            speeds[memory].setdefault(int(row["size"]), []).append(float(row["speed"]) * unit)
+    curves = tuple(_of_link(memory, speeds[memory]) for memory in speeds if speeds[memory])
+    if not curves:
         return None
-    notes = ["One card sends to another: this is the speed of one link, not of a collective."]
-    if max(speeds) <= _RATE_BYTES:
-        notes.append(
-            f"Messages of {format_bytes(max(speeds))} measure the message rate: the bandwidth is "
-            "not decided, because the output has no larger ones (ib_write_bw -s 1048576 -q 4)."
-        )
-    if any("Bidirectional" in line for line in lines):
-        notes.append("Both directions are counted together.")
-    elif max(speeds) > _RATE_BYTES:
-        notes.append(_share_of_link(max(speed for each in speeds.values() for speed in each)))
-    kind = CollectiveKind.SEND_RECV
-    points = [point(kind, 2, n, [n / v * 1e9 for v in speeds[n]]) for n in sorted(speeds)]
-    why = "perftest has several messages in flight"
+    is_both_ways = any("Bidirectional" in line for line in lines)
     return FabricFile(
         origin="perftest",
         source="" if source == _STDIN else source,
         backend="verbs",
         world_size=2,
-        curves=(FabricCurve(kind=kind.label, group_size=2, points=tuple(points), refusal=why),),
-        notes=tuple(notes),
+        curves=curves,
+        notes=(ONE_LINK, BOTH_WAYS) if is_both_ways else (ONE_LINK,),
     )
 
 
-def _share_of_link(bytes_per_s: float) -> str:
-    """How much of the next usual rate of a link a speed is, and where to look if it is less."""
-    speed = bytes_per_s * 8 / 1e9
-    rate = next((rate for rate in _LINK_RATES if speed <= rate), _LINK_RATES[-1])
-    text = f"This is {speed:.3g} Gb/s, {format_ratio(speed / rate)} of a link of {rate} Gb/s"
-    if speed >= _FULL * rate:
-        return f"{text}: such a link gives no more; compare it with the card's rate (ibstat)."
-    return (
-        f"{text}: if the card has this rate or more (ibstat), look at its PCIe link (LnkSta in "
-        "lspci -vv), its NUMA node and the MTU, and test with more queue pairs (-q 4)."
+def _of_link(memory: str, speeds: dict[int, list[float]]) -> FabricCurve:
+    """Bandwidths by size, bytes per second, from and to memory of the host or of a GPU."""
+    kind = CollectiveKind.SEND_RECV
+    times = {size: [size / speed * 1e9 for speed in speeds[size]] for size in sorted(speeds)}
+    return FabricCurve(
+        kind=kind.label,
+        group_size=2,
+        memory=memory,
+        points=tuple(point(kind, 2, size, each) for size, each in times.items()),
+        refusal="perftest has several messages in flight",
     )
 
 
@@ -304,14 +298,14 @@ def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurv
     """One curve out of place and one in place."""
     halves = [half for row in table.rows for half in row.halves]
     if not any(half[1] for half in halves):
-        raise InputError(
+        raise StatementError(
             source,
             expected="sizes that have a bandwidth",
             found="only sizes so small that nccl-tests rounds their bandwidth to 0.00 GB/s",
             fix="keep the rows of larger sizes, or test them (-b 1M -e 4G -f 2)",
         )
     if not any(half[2] for half in halves):
-        raise InputError(
+        raise StatementError(
             source,
             expected="a test of several ranks",
             found="no bus bandwidth, because each test has a single rank",
@@ -321,11 +315,11 @@ def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurv
     is_whole = table.hosts.keys() == set(range(len(table.hosts)))
     ranks = max(table.hosts) + 1 if table.hosts else _ranks_by_ratio(table, kind)
     if not ranks or bus_factor(kind, ranks) is None:
-        raise InputError(
+        raise StatementError(
             source,
             expected="lines that list the GPUs (# Rank 0 … on HOST)",
-            found=f"none, and bandwidths that fit no single number of ranks: {_best(table)}",
-            fix="keep the complete output of nccl-tests",
+            found=f"{_best(table)}, over an unknown number of ranks",
+            fix="keep the complete output of nccl-tests, with the lines that list the GPUs",
         )
     nodes = len(set(table.hosts.values())) if table.hosts and is_whole else None
     if nodes is None:
@@ -401,10 +395,10 @@ def _kind(table: _Table, source: str, notes: list[str]) -> CollectiveKind:
             "all_gather."
         )
         return CollectiveKind.ALL_GATHER
-    raise InputError(
+    raise StatementError(
         source,
         expected="a file name that says which nccl-tests program wrote it",
-        found=f"a table that fits several programs: {_best(table)}",
+        found=f"{_best(table)}, in a table that fits several programs",
         fix="rename the file after the program, for example all_gather.log",
     )
 
@@ -412,7 +406,11 @@ def _kind(table: _Table, source: str, notes: list[str]) -> CollectiveKind:
 def _best(table: _Table) -> str:
     """The highest bus bandwidth as printed, which needs no program and no number of ranks."""
     speed, size = max((half[2], row.num_bytes) for row in table.rows for half in row.halves)
-    return f"its bus bandwidth reaches {speed:g} GB/s at {format_bytes(size)}"
+    text = f"the bus bandwidth reaches {speed:g} GB/s at {format_bytes(size)}"
+    if size >= _LARGE_BYTES:
+        return text
+    least = min(half[0] for row in table.rows for half in row.halves)
+    return f"{text}; messages this small show the latency, here {least:g} µs or more"
 
 
 def _ratio(table: _Table, least: float = 1.0) -> float | None:

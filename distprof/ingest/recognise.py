@@ -21,7 +21,7 @@ import msgspec
 from distprof.artefacts import REPORT_FILE, REPORT_SCHEMA, RUN_FILE
 from distprof.artefacts.summary_file import SUMMARY_SCHEMA
 from distprof.bounds import open_plain, table_beside
-from distprof.errors import InputError, OtherVerbError
+from distprof.errors import InputError, OtherVerbError, StatementError
 from distprof.escape import plain
 from distprof.ingest.files import beginning
 
@@ -139,7 +139,8 @@ def refuse_foreign(path: Path) -> None:
         foreign = foreign_format(file.name, _head(file))
         if foreign is not None:
             is_read = foreign.fix.startswith(("distprof fabric ", "distprof hang "))
-            raise (OtherVerbError if is_read else InputError)(
+            is_shown = foreign.shows and not is_read
+            raise (OtherVerbError if is_read else StatementError if is_shown else InputError)(
                 str(file),
                 expected=_EXPECTED,
                 found=foreign.shown(_head(file)),

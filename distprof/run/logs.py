@@ -119,6 +119,10 @@ class NcclLog(msgspec.Struct, frozen=True, kw_only=True):
     remarks: Mapping[str, Mapping[str, tuple[int, ...]]] = {}
     # Types of paths between GPUs in NCCL's graph search, for example ``NVL``, ``PIX``.
     links: tuple[str, ...] = ()
+    # Slowest path between GPUs in NCCL's topology, and that of the GPU farthest from its nearest
+    # network card: GB/s and type.
+    peer_path: tuple[float, str] | None = None
+    card_path: tuple[float, str] | None = None
     choices: tuple[NcclChoice, ...] = ()  # Algorithms and protocols.
     warnings: tuple[NcclWarning, ...] = ()  # Warnings, most frequent first.
     num_lines: int = 0  # Lines read, including those of other programs.

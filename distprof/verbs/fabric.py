@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from distprof.artefacts.fabric_file import (
+    BOTH_WAYS,
     FABRIC_FILE,
     FABRIC_SCHEMA,
     FabricCurve,
@@ -32,6 +33,10 @@ _SMALL_BYTES = 1 << 15
 _LARGE_BYTES, _LEAST_NVLINK, _MOST_ETHERNET = 1 << 26, 30e9, 3.2e9
 """From this size on, NVLink is faster than the second, Ethernet up to 25 Gb/s than no third."""
 
+_LINK_RATES = (10, 25, 40, 56, 100, 200, 400, 800)  # Gb/s
+_FULL, _LESS = 0.9, 0.75
+"""Shares: from which on a link is fully used, and up to which a GPU's memory is the slower one."""
+
 _PREFERRED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
@@ -48,6 +53,8 @@ def fabric_verdict(profile: FabricFile) -> str:
             f"of {', '.join(kinds)}. No speed counts before that is repaired."
         )
     curve = min(measured, key=_rank_of)
+    if profile.origin == "perftest":
+        return _of_link(measured, is_both_ways=BOTH_WAYS in profile.notes)
     if profile.num_copies > 1:
         return (
             f"{profile.num_copies} tests ran at a time, each by itself over {_where(curve)}: "
@@ -104,6 +111,36 @@ def _speed(curve: FabricCurve, device: str) -> str:
     slow = [p.bytes for p in curve.points if 2 * p.busbw_bytes_per_s < best.busbw_bytes_per_s]
     half = f", but less than half of that up to {format_bytes(max(slow))}" if slow else ""
     return f"{reaches}{half}."
+
+
+def _of_link(curves: Sequence[FabricCurve], *, is_both_ways: bool) -> str:
+    """How much of the next usual rate of a link its speed is, and where to look if it is less."""
+    largest = max(point.bytes for curve in curves for point in curve.points)
+    if largest <= _SMALL_BYTES:
+        return (
+            f"Messages of {format_bytes(largest)} measure the message rate: the bandwidth is not "
+            "decided, because the output has no larger ones (ib_write_bw -s 1048576 -q 4)."
+        )
+    of = {curve.memory: max(p.busbw_bytes_per_s for p in curve.points) for curve in curves}
+    from_gpu, from_host = (of.get(memory, 0.0) * 8 / 1e9 for memory in ("GPU", "host"))
+    if 0 < from_gpu < _LESS * from_host:
+        return (
+            f"From GPU memory, the link reaches only {from_gpu:.3g} Gb/s, from host memory "
+            f"{from_host:.3g} Gb/s: the path between GPU and card is the limit. Test the card that "
+            "is nearest to the GPU (PIX or PXB in nvidia-smi topo -m), and disable PCIe ACS and "
+            "the IOMMU."
+        )
+    speed = max(from_gpu, from_host)
+    if is_both_ways:
+        return f"One link reaches {speed:.3g} Gb/s in both directions together."
+    rate = next((rate for rate in _LINK_RATES if speed <= rate), _LINK_RATES[-1])
+    text = f"One link reaches {speed:.3g} Gb/s, {format_ratio(speed / rate)} of {rate} Gb/s"
+    if speed >= _FULL * rate:
+        return f"{text}: a link of that rate gives no more; compare it with the card's (ibstat)."
+    return (
+        f"{text}: if the card has this rate or more (ibstat), look at its PCIe link (LnkSta in "
+        "lspci -vv), its NUMA node and the MTU, and test with more queue pairs (-q 4)."
+    )
 
 
 def _rank_of(curve: FabricCurve) -> tuple[int, int]:

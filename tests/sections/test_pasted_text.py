@@ -50,8 +50,13 @@ def test_the_first_lines_say_what_an_expert_says(name):
 
 
 def test_a_test_of_a_link_is_compared_with_the_rates_of_links():
-    notes = " ".join(read_fabric(str(GOLDEN / "half-of-a-link.log")).notes)
-    assert "104 Gb/s, 52.0 % of a link of 200 Gb/s: if the card has this rate" in notes
+    verdict = fabric_verdict(read_fabric(str(GOLDEN / "half-of-a-link.log")))
+    assert "104 Gb/s, 52.0 % of 200 Gb/s: if the card has this rate" in verdict
+
+
+def test_memory_of_a_gpu_and_of_the_host_are_different_tests_of_a_link():
+    verdict = fabric_verdict(read_fabric(str(GOLDEN / "bandwidth-from-gpu-and-host.log")))
+    assert "From GPU memory, the link reaches only 50.4 Gb/s, from host memory 98.3 Gb/s" in verdict
 
 
 def test_tests_of_one_rank_have_no_bandwidth():

@@ -206,9 +206,11 @@ SETTINGS_BOUND = Bound(reads="settings of NCCL", num_bytes=1 << 16, beyond="skip
 
 
 def fits_nccl_settings(source: str) -> bool:
-    """Whether a text sets variables of NCCL and holds none of its lines."""
+    """Whether a text sets variables of NCCL, and holds neither its lines nor a table of its tests."""
     start = b"" if source.lower().endswith(NOT_LOGS) else beginning(source, _SMALL)
-    return b"NCCL_" in start and bool(_settings(start)) and not _is_nccl_log(source)
+    if b"NCCL_" not in start or all(sign in start for sign in machine.TEST_SIGNS):
+        return False
+    return bool(_settings(start)) and not _is_nccl_log(source)
 
 
 def read_nccl_settings(source: str) -> NcclLog:

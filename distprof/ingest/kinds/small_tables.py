@@ -334,8 +334,9 @@ def _logged(text: str) -> Iterator[Mapping[str, str]]:
     name = ""
     for line in text.splitlines():
         cells = re.split(r"\s{2,}|\s+\|\s+", line.strip())
-        if cells[0] == "Comm. Op":
-            head = [one.strip() for one in _HEADS.findall(line)]
+        _, is_head, names = line.partition("Comm. Op")  # behind the prefix of a log
+        if is_head:
+            head = [one.strip() for one in _HEADS.findall(names)]
         elif not (size := _SIZE.fullmatch(cells[0])):
             name = cells[0]
         elif len(cells) == len(head):

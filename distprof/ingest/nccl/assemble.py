@@ -20,6 +20,7 @@ from distprof.ingest.nccl.messages import (
     Marker,
     Network,
     PathTypes,
+    Reach,
     Remark,
     Setting,
     Version,
@@ -79,6 +80,8 @@ class Assembler:
         self._of_cards: dict[str, set[int]] = {}  # NCCL lists the cards of the one that it uses
         self._remarks: dict[str, dict[str, set[int]]] = {}
         self._links: Counter[str] = Counter()
+        self._peer_path: tuple[float, str] | None = None
+        self._card_path: tuple[float, str] | None = None
         self._choices: Counter[tuple[str, int | None, str, str]] = Counter()
         self._warnings: dict[str, tuple[str, Counter[int]]] = {}
         self._counts: Counter[str] = Counter()
@@ -221,6 +224,8 @@ class Assembler:
             networks=_sorted(self._networks or self._of_cards),
             remarks={name: _sorted(values) for name, values in sorted(self._remarks.items())},
             links=tuple(sorted(self._links)),
+            peer_path=self._peer_path,
+            card_path=self._card_path,
             choices=tuple(
                 NcclChoice(
                     operation=name, num_bytes=size, algorithm=how, protocol=protocol, num_calls=n
@@ -281,6 +286,15 @@ class Assembler:
                 self._note(self._of_cards, network, process)
             case PathTypes(inside=inside) if len(self._links) < MAX_VALUES:
                 self._links[inside] += 1
+            case Reach(peer=peer, card=card):
+                self._peer_path = min(filter(None, (self._peer_path, peer)), default=None)
+                self._card_path = min(
+                    filter(None, (self._card_path, card)),
+                    key=lambda path: (not path[1], path[0]),
+                    default=None,
+                )
+                if peer and len(self._links) < MAX_VALUES:
+                    self._links[peer[1]] += 1
             case _:
                 self._communicators.keep(process, event)
 

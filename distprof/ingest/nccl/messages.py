@@ -116,6 +116,16 @@ class PathTypes(msgspec.Struct, frozen=True):
     inside: str
 
 
+class Reach(msgspec.Struct, frozen=True):
+    """Slowest path of a GPU to another, and fastest to a network card: GB/s and type of link.
+
+    The type is empty for the speed of a card itself.
+    """
+
+    peer: tuple[float, str] | None
+    card: tuple[float, str] | None
+
+
 class Remark(msgspec.Struct, frozen=True):
     """What NCCL can or cannot use, and of what it says so."""
 
@@ -140,7 +150,7 @@ class Call(msgspec.Struct, frozen=True):
 
 Event = (
     Marker | Version | Setting | Connection | Ring | Trees | Initialised | Timing | Cards | Network
-    | Channels | Nodes | PathTypes | Remark | Choice | Call
+    | Channels | Nodes | PathTypes | Reach | Remark | Choice | Call
 )  # fmt: skip
 
 Reader = Callable[[str], Event | None]
@@ -249,6 +259,14 @@ def _cards(text: str) -> Event | None:
     return Cards(match[1], cards) if cards else CUT
 
 
+def _reach(match: re.Match[str]) -> Event | None:
+    found = _PATTERNS["path"].findall(match[1])
+    paths = [(what, float(speed), kind) for what, speed, kind in found]
+    peers = [(speed, kind) for what, speed, kind in paths if what == "GPU" and kind != "LOC"]
+    cards = [(speed, kind) for what, speed, kind in paths if what == "NET"]
+    return Reach(min(peers, default=None), max(cards, default=None)) if paths else None
+
+
 def _named(word: str, names: tuple[str, ...]) -> str:
     """The name of a choice, which newer versions print as a name and older ones as a number."""
     if word.isdecimal():
@@ -268,6 +286,7 @@ def _of(pattern: str, make: Callable[[re.Match[str]], Event | None]) -> Reader:
 
 _READERS: tuple[tuple[str, Reader], ...] = (
     (" via ", _connection),
+    ("GPU/", _of("from_gpu", _reach)),
     (": opCount ", _of("call", lambda m: Call(m[1]))),
     ("Channel ", _of("ring", lambda m: Ring(int(m[1]), tuple(map(int, m[2].split()))))),
     ("Trees ", _trees),
@@ -285,9 +304,10 @@ _READERS: tuple[tuple[str, Reader], ...] = (
             ),
         ),
     ),
-    (" set by environment to ", _of("setting", lambda m: Setting(m[1], m[2]))),
-    ("_IFNAME set to ", _of("setting", lambda m: Setting(m[1], m[2]))),
-    ("_HCA set to ", _of("setting", lambda m: Setting(m[1], m[2]))),
+    *(
+        (begin, _of("setting", lambda m: Setting(m[1], m[2])))
+        for begin in (" set by environment to ", "_IFNAME set to ", "_HCA set to ")
+    ),
     (
         "GPU Direct RDMA ",
         _of(
@@ -311,6 +331,8 @@ _READERS: tuple[tuple[str, Reader], ...] = (
     ("coll channels", _of("channels", lambda m: Channels(int(m[1]), int(m[2]) if m[2] else None))),
     ("nNodes", _of("nodes", lambda m: Nodes(m[1], int(m[2])))),
     ("Pattern ", _of("paths", lambda m: PathTypes(m[1]))),
+    ("+ ", _of("link", lambda m: Reach((float(m[2]), m[1]), None))),
+    ("+ ", _of("card", lambda m: Reach(None, (float(m[1]), "")))),
     (
         " Bytes -> Algo",
         _of(

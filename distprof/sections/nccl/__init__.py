@@ -110,6 +110,10 @@ class NcclResult(Result, frozen=True, kw_only=True):
     missing_networks: tuple[str, ...] = ()  # Networks for which NCCL found no device.
     # Types of paths between GPUs according to NCCL's graph search, for example ``NVL``, ``PIX``.
     paths: tuple[str, ...] = ()
+    # Slowest path between GPUs in NCCL's topology, and that of the GPU farthest from its nearest
+    # network card: GB/s and type; null if not printed.
+    peer_path: tuple[float, str] | None = None
+    card_path: tuple[float, str] | None = None
     groups: tuple[NcclGroup, ...] = ()  # Communicators, identical ones folded into one row.
     transports: tuple[NcclTransport, ...] = ()  # How ranks are connected.
     hosts: tuple[NcclHost, ...] = ()  # Hosts with their network cards.

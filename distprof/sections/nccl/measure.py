@@ -53,6 +53,8 @@ def analyze_nccl(run: Run) -> NcclResult:
         networks=tuple(log.networks),
         missing_networks=tuple(log.missing_networks),
         paths=log.links,
+        peer_path=log.peer_path,
+        card_path=log.card_path,
         groups=_groups(log, places),
         transports=_transports(log, places),
         hosts=_hosts(log),

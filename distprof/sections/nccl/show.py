@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 
 
 _NAMED_WARNINGS = 3
+_FAST_PATHS = {"NVL", "NVB", "C2C", "XGMI", "LOC"}
+_THROUGH_CPU = {
+    "PHB": "PHB leads through a host bridge of the CPU",
+    "NODE": "NODE leads through several host bridges of a CPU",
+    "SYS": "SYS leads through the link between CPUs",
+}
 _MANY = 0.1
 """Share of connections through CPU memory that the verdict begins with."""
 
@@ -39,6 +45,7 @@ def nccl_verdict(report: Report) -> VerdictText:
     line = _line(result)
     why = (
         _inside(result),
+        "" if result.transports else _far(result),
         _detour(result),
         _init(result),
         _warnings(result),
@@ -79,6 +86,8 @@ def _line(result: NcclResult) -> str:
     line = "; ".join(part for part in parts if part)
     if line:
         return f"{capitalized(line)}."
+    if topology := _topology(result):
+        return f"{_chosen(result)} {topology}".lstrip()
     return (
         f"{_chosen(result) or _warnings(result)} What connects the ranks is not decided, because "
         "the log names no connection: log every rank with NCCL_DEBUG=INFO up to the first step."
@@ -101,10 +110,39 @@ def _chosen(result: NcclResult) -> str:
     return f"Between nodes, NCCL uses {' and '.join(names)}{over}{why}."
 
 
+def _topology(result: NcclResult) -> str:
+    """What connects GPUs and network cards in NCCL's topology; empty if it is not printed."""
+    peer, card = result.peer_path, result.card_path
+    parts = [f"each other{_way(peer)}"] if peer else []
+    parts += [f"a network card{_way(card)}"] if card else []
+    return f"GPUs reach {' and '.join(parts)}, says NCCL's topology." if parts else ""
+
+
+def _way(path: tuple[float, str]) -> str:
+    speed, kind = path
+    return f" over {kind} at {speed:.3g} GB/s" if kind else f" of {8 * speed:.3g} Gb/s"
+
+
+def _far(result: NcclResult) -> str:
+    """What to do about paths that lead through the CPU."""
+    kinds = [path and path[1] for path in (result.card_path, result.peer_path)]
+    if kinds[0] in _THROUGH_CPU:
+        return (
+            f"{_THROUGH_CPU[kinds[0]]}, so NCCL uses no GPUDirect RDMA (NCCL_NET_GDR_LEVEL): load "
+            "nvidia-peermem, pair GPUs with near cards, and give a virtual machine NCCL_TOPO_FILE."
+        )
+    if kinds[1] in _THROUGH_CPU:
+        return (
+            f"{_THROUGH_CPU[kinds[1]]}: compare with nvidia-smi topo -m, and keep the groups that "
+            "communicate most on one socket."
+        )
+    return ""
+
+
 def _inside(result: NcclResult) -> str:
     """GPUs without NVLink according to the graph search, where the log names no connection."""
     paths = set(result.paths)
-    if result.transports or not paths or paths & {"NVL", "NVB", "C2C", "XGMI", "LOC"}:
+    if result.transports or not paths or paths & _FAST_PATHS:
         return ""
     far = next(path for path in ("SYS", "PHB", "PXB", "PIX", *sorted(paths)) if path in paths)
     return f"NCCL's graph search found no NVLink between GPUs, only PCIe ({far})."

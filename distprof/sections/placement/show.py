@@ -124,6 +124,7 @@ def _range(least: int, most: int) -> str:
 
 _MOST_NAMED = 4
 
+_NARROW = 9e9  # Bytes per second: a link of PCIe 3.0 x16 copies at 11 GB/s or more.
 _SAME, _UNEVEN = 0.1, 0.3
 """Copies are as fast, and a pair is slower than others, within and from these shares on."""
 
@@ -135,7 +136,7 @@ def machine_verdict(report: Report) -> VerdictText:
         return None
     copies, cards = report.placement.copies, report.placement.cards
     shown = (_sentence(machine, cards) for machine in machines[:_MOST_NAMED])
-    if said := [*filter(None, (_copies(copies), *_host_copies(copies)))]:
+    if said := [*filter(None, (_copies(copies), _narrow(copies), *_host_copies(copies)))]:
         return said[0], (*said[1:], *shown)
     if not machines:
         return None
@@ -181,6 +182,14 @@ def _copies(measured: Sequence[GpuCopies]) -> str:
         slowest = format_bandwidth(direct.slowest_bytes_per_s)
         text += " The slowest pair is GPU {} and GPU {} ({}).".format(*direct.slowest, slowest)
     return text
+
+
+def _narrow(measured: Sequence[GpuCopies]) -> str:
+    """Where to look if copies between GPUs are slower than a usual PCIe link."""
+    speeds = [o.bytes_per_s / (1 + o.is_both_ways) for o in measured if o.is_direct and not o.host]
+    if not speeds or max(speeds) >= _NARROW:
+        return ""
+    return "PCIe links this slow are narrow or old: compare LnkSta with LnkCap in lspci -vv."
 
 
 def _host_copies(measured: Sequence[GpuCopies]) -> tuple[str, ...]:

@@ -364,7 +364,8 @@ def _known_work(result: OperatorTableResult) -> list[str]:
     where = "the time in calls of CUDA" if are_calls else "the CPU's time"
     return [
         f"{share} of {where} is {what}: {format_duration(spent[what])} of "
-        f"{format_duration(total)} ({format_ratio(spent[what] / total)})."
+        f"{format_duration(total)} ({format_ratio(spent[what] / total)}).",
+        *filter(None, (_TABLE["advice"].get(what),)),
     ]
 
 
