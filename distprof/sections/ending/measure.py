@@ -153,7 +153,7 @@ def _once_finished(found: EndingResult, output: JobOutput, mixed: str) -> Ending
 
 
 def _is_interrupt(event: OutputEvent) -> bool:
-    return event.fields.get("type") == "KeyboardInterrupt" or "by" in event.fields
+    return event.fields.get("type") == "KeyboardInterrupt" or bool({"by", "stop"} & {*event.fields})
 
 
 def _without_asides(output: JobOutput) -> Iterator[OutputEvent]:
@@ -1259,7 +1259,9 @@ def _stopped(output: JobOutput) -> EndingResult | None:
 def _interrupted(output: JobOutput) -> EndingResult | None:
     is_survived = _survived(output)
     events = [
-        e for e in _of(output, "exception", "error") if _is_interrupt(e) and not is_survived(e)
+        e
+        for e in _of(output, "exception", "error", "cut")
+        if _is_interrupt(e) and not is_survived(e)
     ]
     if not events:
         return None
@@ -1274,10 +1276,10 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
     if shown is not None:  # what it waited for is known
         return shown
     place = last_own(_frames(event))
-    where = f" in {place}" if place else ""
     known = [one.activity for one in stacks_of(replace(output, stacks=stacks)) if one.activity]
-    if known:
-        where += f", while a process was in {words().activity[known[0]].place}"
+    doing = words().activity[known[0]].place.rstrip(",") if known else ""
+    where = f" in {doing}, from {place}" if doing and place else f" in {doing or place}"
+    where = where if doing or place else ""
     steps = (words().activity[name].step for name in known[:1])
     return _made(
         "interrupted",
@@ -1385,28 +1387,27 @@ def _joining(output: JobOutput) -> EndingResult | None:
     if nodes:
         least = max((e.number("nodes") or 0 for e in events), default=0)
         count = f"{len(nodes):,} of {'at least ' if least else ''}{least or 'the'} hosts"
-        return EndingResult(
-            cause="joining",
-            verdict=f"Not decided: the text ends before all hosts joined. {count} "
-            f"({', '.join(sorted(nodes)[:4])}) {'wait' if len(nodes) > 1 else 'waits'} for the "
-            "rendezvous: the others did not come to it, or came to another.",
-            next_steps=words().steps["join"],
-        )
+        text = f"the text ends before all hosts joined. {count} ({', '.join(sorted(nodes)[:4])}) "
+        text += f"{'wait' if len(nodes) > 1 else 'waits'} for the rendezvous: the others did not "
+        return _undecided("joining", f"{text}come to it, or came to another", "join")
     ended = {e.number("complete") for e in events}
     keys = {n for e in events if (n := e.number("key")) is not None} - ended
     events = [e for e in events if e.number("key") in (None, max(keys, default=None))]
     begun = {e.rank for e in events if e.rank is not None}
     size = max((e.number("expected") or 0 for e in events), default=0)
-    if not begun or len(begun) >= size or any("joined" in e.fields for e in events):
+    if not begun or any("joined" in e.fields for e in events):
         return None
+    if len(begun) >= size:
+        last = max((replace(e, line=max(e.line, e.again)) for e in events), key=lambda e: e.line)
+        if not size or not _is_at_end(last, output, STAGE_LINES):
+            return None
+        text = f"all {size:,} ranks began to join the process group, and the text ends there. The "
+        text += "set-up of NCCL and the first collective come next"
+        return _undecided("joining", text, "NCCL is ready")
+    who = f"{capitalized(name_ranks(begun))} of {size:,} {'wait' if len(begun) > 1 else 'waits'}"
     others = name_ranks({*range(min(size, _MAX_NAMED))} - begun)
-    return EndingResult(
-        cause="joining",
-        verdict="Not decided: the text ends before all joined the process group. "
-        f"{capitalized(name_ranks(begun))} of {size:,} {'wait' if len(begun) > 1 else 'waits'} for "
-        f"it, and {others} printed nothing about it.",
-        next_steps=words().steps["join"],
-    )
+    text = f"the text ends before all joined the process group. {who} for it, and {others} printed "
+    return _undecided("joining", f"{text}nothing about it", "join")
 
 
 def _calls(output: JobOutput) -> EndingResult | None:
@@ -1463,11 +1464,8 @@ def _set_up(output: JobOutput) -> EndingResult | None:
         ranks = {e.fields.get("member") for e in events if e.number("size") == size}
         where = f"{len(ranks):,} of {size:,} ranks" if size else _count(ready)
         after = "so what stands came after it" if len(ranks) == size else "the others are not shown"
-        return EndingResult(
-            cause="ready",
-            verdict=f"Not decided: NCCL was ready (“{_READY}”) on {where}, {after}.",
-            next_steps=words().steps["NCCL is ready"],
-        )
+        text = f"NCCL was ready (“{_READY}”) on {where}, {after}"
+        return _undecided("ready", text, "NCCL is ready")
     stage, count = Counter(begun).most_common(1)[0]
     apart = _interfaces(events)
     if apart and not ready:
@@ -1480,11 +1478,15 @@ def _set_up(output: JobOutput) -> EndingResult | None:
     came = f"{ready:,} of {_count(len(last))} came" if ready else "no process came"
     which = "all" if count == len(last) else "the others" if count == len(begun) else "some"
     is_early = stage in ("Bootstrap", "Using network", "Init START")
+    text = f"the text ends while NCCL sets up: {came} to “{_READY}”, and {which} stand after "
+    step = "early set-up" if is_early else "set-up"
+    return _undecided("set-up", f"{text}{words().stages[stage]}", step)
+
+
+def _undecided(cause: str, says: str, step: str) -> EndingResult:
+    """A text that ends in the start of a job; ``step`` names steps in ``words.toml``."""
     return EndingResult(
-        cause="set-up",
-        verdict=f"Not decided: the text ends while NCCL sets up: {came} to “{_READY}”, and {which} "
-        f"stand after {words().stages[stage]}.",
-        next_steps=words().steps["early set-up" if is_early else "set-up"],
+        cause=cause, verdict=f"Not decided: {says}.", next_steps=words().steps[step]
     )
 
 
