@@ -28,6 +28,7 @@ from distprof.ingest.files import (
     unwrapped,
 )
 from distprof.ingest.kinds import Source, machine
+from distprof.ingest.recognise import foreign_format
 from distprof.run.logs import DeviceLog, JobOutput, NcclLog, TrainingLog
 from distprof.run.run import Run
 
@@ -206,7 +207,7 @@ SETTINGS_BOUND = Bound(reads="settings of NCCL", num_bytes=1 << 16, beyond="skip
 
 
 def fits_nccl_settings(source: str) -> bool:
-    """Whether a text sets variables of NCCL, and holds neither its lines nor a table of its tests."""
+    """Whether a text sets variables of NCCL; neither its log nor a table of its tests."""
     start = b"" if source.lower().endswith(NOT_LOGS) else beginning(source, _SMALL)
     if b"NCCL_" not in start or all(sign in start for sign in machine.TEST_SIGNS):
         return False
@@ -344,7 +345,7 @@ OUTPUT_BOUND = Bound(
 _OUTPUT_BYTES = 1 << 23
 _OF_KERNELS = {"xid", "host_memory", "crash"}
 _ERROR = {"error", "mixed"}
-_STARTS = {"setup", "calls", "joining"}  # of healthy jobs, too
+_STARTS = {"setup", "calls", "joining", "complaint"}  # of healthy jobs, too
 _WEAK = {"agents", "cancelled", "stopped", "waiting", *_ERROR}
 _OUTPUT_NAME = re.compile(
     r"(?:\.(?:log|out|err|txt|[oe]\d{1,9})(?:[.-]\d{1,9})?(?:\.gz)?|^[^.]{1,100})$", re.IGNORECASE
@@ -392,6 +393,7 @@ def _is_output(path: str, *, is_alone: bool) -> bool:
         least = 1 + ("calls" in found)
         is_other = fits_nccl_log(path) or fits_device_log(path)
         is_other = is_other or fits_training_log(path, least=least)
+        is_other = is_other or foreign_format(Path(path).name, beginning(path, _SMALL)) is not None
         return is_alone and not is_other
     if kinds <= _ERROR and not is_alone:
         return False

@@ -658,8 +658,6 @@ def _scaling(text: str) -> ScalingTable | None:
     text = _PATTERNS["alike"].sub(r"\1 \2", text.replace("*", ""))
     text = _PATTERNS["thousands"].sub(lambda found: f"{float(found[1]) * 1e3:.0f}", text)
     text = _PATTERNS["clock"].sub(lambda found: f" {_clock(found)}", text)
-    totals = _PATTERNS["of_all"].findall(text)
-    text = "\n".join(totals) if len(totals) > 1 else text
     lines = [line[:1_000] for line in _PATTERNS["sentence"].split(text)]
     table, kind, of = _table_pairs(lines)
     if of == "ways":
@@ -674,8 +672,8 @@ def _scaling(text: str) -> ScalingTable | None:
         by_iterations = (
             ("time", "iterations") if "epoch" in text.lower() else ("iterations", "time")
         )
-        kinds = ("rate", "each", *by_iterations)
-        kinds = kinds if fewest == 2 else kinds[:2]  # long prose has many times
+        rates = ("rate", "each")
+        kinds = (*rates, *by_iterations) if fewest == 2 else rates  # long prose has many times
         typed = {kind: _sentence_pairs(read, kind) for kind in kinds}
         options = (
             (kind, of, {count: rate for (what, count), rate in found.items() if what == of})

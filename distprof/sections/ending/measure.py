@@ -29,7 +29,7 @@ from distprof.units import capitalized, format_bytes, format_duration, name_rank
 
 _MAX_LINES = 200
 UNSAID = ("phase", "preparing", "setup", "calls", "agents", "joining", "world", "closing", "aside",
-          "begun", "finished", "closed", "cpu", "stage")  # fmt: skip
+          "begun", "finished", "closed", "cpu", "stage", "complaint")  # fmt: skip
 """Kinds of lines that reports do not list."""
 
 _MAX_QUOTE = 200
@@ -64,6 +64,9 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     whole, (output, earlier) = output, _last_run(output)
     causes = ((cause, found) for cause in _CAUSES if (found := cause(output)) is not None)
     cause, found = next(causes, (None, EndingResult()))
+    if found.cause in _STARTS and _of(output, "complaint"):
+        said = found.verdict.removeprefix("Not decided: ")
+        found = replace(found, state=STUCK, verdict=f"Stuck, as its author says: {said}")
     found = _during_phase(_while_preparing(_elsewhere(found, output), output), whole)
     found = _once_finished(found, whole, _why_mixed(output) if cause is _mixed else "")
     events = [event for event in output.events if event.yields not in UNSAID]
@@ -81,6 +84,10 @@ def diagnose_output(output: JobOutput) -> EndingResult:
         world_size=output.world_size,
         num_lines=output.num_lines,
     )
+
+
+_STARTS = ("set-up", "ready", "joining", "stage")
+"""Causes that healthy jobs show, too, where a text ends in their start."""
 
 
 def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
@@ -153,7 +160,7 @@ def _once_finished(found: EndingResult, output: JobOutput, mixed: str) -> Ending
 
 
 def _is_interrupt(event: OutputEvent) -> bool:
-    return event.fields.get("type") == "KeyboardInterrupt" or "by" in event.fields
+    return event.fields.get("type") == "KeyboardInterrupt" or bool({"by", "stop"} & {*event.fields})
 
 
 def _without_asides(output: JobOutput) -> Iterator[OutputEvent]:
@@ -270,7 +277,9 @@ def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
                 f"Before that, the log names {why.partition(':')[0]}.",
                 *words().steps["phase of some"],
             )
-        return _amid(found, f"Before that, the log names {why}", *words().steps["phase"])
+        builds = (_told(e)[1] for e in _of(output, "stage") if last.line in (e.line, e.again))
+        steps = next(builds, words().steps["phase"])
+        return _amid(found, f"Before that, the log names {why}", *steps)
     also = f"The last phase that the log names before is {why}"
     return replace(found, alternatives=(*found.alternatives, also))
 
@@ -783,30 +792,18 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
         who = f"A process with local rank {event.fields['local']}"
     elif event.name in words().who:
         who = f"{words().who[event.name]}{_at(event)}"
-    if name:
-        how = f"was ended by {name}"
-    elif event.number("code") is not None:
-        how = f"exited with code {event.number('code')}"
-    else:
-        how = (
-            f"was not started: {event.fields['why'].rstrip('.`')}"
-            if "why" in event.fields
-            else "died"
-        )
+    code, why = event.number("code"), event.fields.get("why", "")
+    how = f"was not started: {why.rstrip('.`')}" if why else "died"
+    how = f"exited with code {code}" if code is not None else how
+    how = f"was ended by {name}" if name else how
+    meaning, steps = "" if why else _reason(output), advice_on("exit", f"{event.name} {why}")
     if name in words().meanings:
         meaning, steps = words().meanings[name], advice_on("signal", name)
-    else:
-        why = event.fields.get("why", "")
-        meaning, steps = "" if why else _reason(output), advice_on("exit", f"{event.name} {why}")
     blamed = (event.rank,) if event.rank is not None else ranks
     tables = ("elastic-failure", "elastic-event")
     same = [e for e in _exits(output) if e.name == event.name and e.name in tables]
-    if (
-        same
-        and not name
-        and "root" not in event.fields
-        and len({_key_of_exit(e) for e in same}) == 1
-    ):
+    is_one = len({_key_of_exit(e) for e in same}) == 1
+    if is_one and not name and "root" not in event.fields:
         ranks = blamed = tuple(sorted({e.rank for e in same if e.rank is not None}))
         who = f"{capitalized(name_ranks(blamed))}{_at(event)}"
     first = len(ranks) < 2
@@ -881,10 +878,10 @@ def _mismatch(output: JobOutput) -> EndingResult | None:
         return _stuck("mismatch", f"ranks launched different collectives: {text}", event)
     one, other = event.rank or 0, int(fields["other"])
     if number is not None and last not in (None, number):
-        text = f"rank {one} is in collective {number} ({_launch(event)}), rank {other} in "
-        text += (
-            f"collective {last} ({_launch(event, 'other_')}): one of them runs more than the other"
+        text = (
+            f"rank {one} is in collective {number} ({_launch(event)}), rank {other} in collective "
         )
+        text += f"{last} ({_launch(event, 'other_')}): one of them runs more than the other"
         late = one if number < (last or 0) else other
         return _stuck("mismatch", text, event, ranks=(late,))
     text = f"ranks launched different collectives{numbered and f' number{numbered}'}: rank {one} "
@@ -1035,12 +1032,9 @@ def _store(output: JobOutput) -> EndingResult | None:
     elif sender is not None:
         whom = f"member {sender} of its group" if is_member else f"rank {sender}"
         what = f"{who} waited for the NCCL identifier that {whom} sends"
-    elif "address" in fields:
-        address = fields["address"].replace(", ", ":")
-        what = f"{who} could not reach the rendezvous at {address}"
-    elif "wait" in fields:
-        what = f"{who} could not reach the store, or waited for it in vain"
-    elif "expected" in fields:
+        if "lost" in fields:
+            what = f"the store was lost while {what} ({fields['lost']})"
+    elif "expected" in fields and not {"address", "wait"} & fields.keys():
         count = f"only {fields['joined']}" if "joined" in fields else "not all"
         who = "devices" if event.name == "xla-rendezvous" else "processes"
         what = f"{count} of {fields['expected']} {who} joined the rendezvous"
@@ -1051,22 +1045,17 @@ def _store(output: JobOutput) -> EndingResult | None:
         if _is_of_later_group(event):
             what = what.replace("joined the rendezvous", f"came to process group {fields['key']}")
         if int(fields.get("joined", 0)) > int(fields["expected"]):
-            what = (
-                f"{fields['joined']} processes joined a rendezvous of {fields['expected']}: more "
-                "started than the world size says, or an earlier start of the job left its keys in "
-                "the store"
-            )
-    elif "type" in fields:
-        what = f"ranks could not connect ({fields['type']})"
+            what = words().store["too many"].format_map(fields)
     else:
-        what = f"{who} waited for a key of the store that another rank never wrote"
+        known = next((name for name in words().store if name in fields), "key")
+        address = fields.get("address", "").replace(", ", ":")
+        what = words().store[known].format_map({**fields, "who": who, "address": address})
     steps = words().steps["store"]
     if sender is not None:
-        steps = (
-            f"Read the log of {whom}, and get its stack (py-spy dump): it did not come to the "
-            "first collective of this group, or of these two ranks.",
-            steps[0],
-        )
+        why = ", and get its stack (py-spy dump): it did not come to the first collective of this "
+        why += "group, or of these two ranks"
+        why = ": the process that serves the store ended before" if "lost" in fields else why
+        steps = (f"Read the log of {whom}{why}.", steps[0])
     elif event.number("expected") is not None and (event.number("joined") or 0) > size:
         steps = words().steps["too many processes"]
     elif _is_of_later_group(event):
@@ -1259,7 +1248,9 @@ def _stopped(output: JobOutput) -> EndingResult | None:
 def _interrupted(output: JobOutput) -> EndingResult | None:
     is_survived = _survived(output)
     events = [
-        e for e in _of(output, "exception", "error") if _is_interrupt(e) and not is_survived(e)
+        e
+        for e in _of(output, "exception", "error", "cut")
+        if _is_interrupt(e) and not is_survived(e)
     ]
     if not events:
         return None
@@ -1274,10 +1265,10 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
     if shown is not None:  # what it waited for is known
         return shown
     place = last_own(_frames(event))
-    where = f" in {place}" if place else ""
     known = [one.activity for one in stacks_of(replace(output, stacks=stacks)) if one.activity]
-    if known:
-        where += f", while a process was in {words().activity[known[0]].place}"
+    doing = words().activity[known[0]].place.rstrip(",") if known else ""
+    where = f" in {doing}, from {place}" if doing and place else f" in {doing or place}"
+    where = where if doing or place else ""
     steps = (words().activity[name].step for name in known[:1])
     return _made(
         "interrupted",
@@ -1385,28 +1376,35 @@ def _joining(output: JobOutput) -> EndingResult | None:
     if nodes:
         least = max((e.number("nodes") or 0 for e in events), default=0)
         count = f"{len(nodes):,} of {'at least ' if least else ''}{least or 'the'} hosts"
-        return EndingResult(
-            cause="joining",
-            verdict=f"Not decided: the text ends before all hosts joined. {count} "
-            f"({', '.join(sorted(nodes)[:4])}) {'wait' if len(nodes) > 1 else 'waits'} for the "
-            "rendezvous: the others did not come to it, or came to another.",
-            next_steps=words().steps["join"],
-        )
+        text = f"the text ends before all hosts joined. {count} ({', '.join(sorted(nodes)[:4])}) "
+        text += f"{'wait' if len(nodes) > 1 else 'waits'} for the rendezvous: the others did not "
+        return _undecided("joining", f"{text}come to it, or came to another", "join")
     ended = {e.number("complete") for e in events}
     keys = {n for e in events if (n := e.number("key")) is not None} - ended
     events = [e for e in events if e.number("key") in (None, max(keys, default=None))]
     begun = {e.rank for e in events if e.rank is not None}
     size = max((e.number("expected") or 0 for e in events), default=0)
-    if not begun or len(begun) >= size or any("joined" in e.fields for e in events):
+    if not begun or any("joined" in e.fields for e in events):
         return None
+    if len(begun) >= size:
+        last = max((replace(e, line=max(e.line, e.again)) for e in events), key=lambda e: e.line)
+        if not size or not _is_at_end(last, output, STAGE_LINES):
+            return None
+        text = f"all {size:,} ranks began to join the process group, and the text ends there. The "
+        text += "set-up of NCCL and the first collective come next"
+        return _undecided("joining", text, "NCCL is ready")
+    who = f"{capitalized(name_ranks(begun))} of {size:,} {'wait' if len(begun) > 1 else 'waits'}"
     others = name_ranks({*range(min(size, _MAX_NAMED))} - begun)
-    return EndingResult(
-        cause="joining",
-        verdict="Not decided: the text ends before all joined the process group. "
-        f"{capitalized(name_ranks(begun))} of {size:,} {'wait' if len(begun) > 1 else 'waits'} for "
-        f"it, and {others} printed nothing about it.",
-        next_steps=words().steps["join"],
-    )
+    text = f"the text ends before all joined the process group. {who} for it, and {others} printed "
+    return _undecided("joining", f"{text}nothing about it", "join")
+
+
+def _complained(output: JobOutput) -> EndingResult | None:
+    """A text that says itself that the job stands still, and shows nothing else."""
+    if not _of(output, "complaint"):
+        return None
+    text = "the job is said to stand still, but the text shows no reason. It holds no time-out, "
+    return _undecided("complaint", f"{text}error, end or stack", "stands still")
 
 
 def _calls(output: JobOutput) -> EndingResult | None:
@@ -1463,11 +1461,8 @@ def _set_up(output: JobOutput) -> EndingResult | None:
         ranks = {e.fields.get("member") for e in events if e.number("size") == size}
         where = f"{len(ranks):,} of {size:,} ranks" if size else _count(ready)
         after = "so what stands came after it" if len(ranks) == size else "the others are not shown"
-        return EndingResult(
-            cause="ready",
-            verdict=f"Not decided: NCCL was ready (“{_READY}”) on {where}, {after}.",
-            next_steps=words().steps["NCCL is ready"],
-        )
+        text = f"NCCL was ready (“{_READY}”) on {where}, {after}"
+        return _undecided("ready", text, "NCCL is ready")
     stage, count = Counter(begun).most_common(1)[0]
     apart = _interfaces(events)
     if apart and not ready:
@@ -1480,11 +1475,15 @@ def _set_up(output: JobOutput) -> EndingResult | None:
     came = f"{ready:,} of {_count(len(last))} came" if ready else "no process came"
     which = "all" if count == len(last) else "the others" if count == len(begun) else "some"
     is_early = stage in ("Bootstrap", "Using network", "Init START")
+    text = f"the text ends while NCCL sets up: {came} to “{_READY}”, and {which} stand after "
+    step = "early set-up" if is_early else "set-up"
+    return _undecided("set-up", f"{text}{words().stages[stage]}", step)
+
+
+def _undecided(cause: str, says: str, step: str) -> EndingResult:
+    """A text that ends in the start of a job; ``step`` names steps in ``words.toml``."""
     return EndingResult(
-        cause="set-up",
-        verdict=f"Not decided: the text ends while NCCL sets up: {came} to “{_READY}”, and {which} "
-        f"stand after {words().stages[stage]}.",
-        next_steps=words().steps["early set-up" if is_early else "set-up"],
+        cause=cause, verdict=f"Not decided: {says}.", next_steps=words().steps[step]
     )
 
 
@@ -1644,4 +1643,5 @@ _CAUSES: tuple[Callable[[JobOutput], EndingResult | None], ...] = (
     _set_up,
     _closed,
     partial(_cut, kind="frames"),
+    _complained,
 )

@@ -18,8 +18,14 @@ _ONE_SNAPSHOT = "A single snapshot may show a job that runs: dump the stacks aga
 _SHARED = ("collective", "backward")
 """Activities in which a rank waits for the others of its group."""
 
+_AIDE = ("worker", "children")
+"""Activities of processes that are not ranks of a job."""
+
 _HOLDING = ("data loader", "checkpoint", "compilation", "driver", "file system")
 """Activities of one rank for which others wait that are in a collective."""
+
+_TELLING = ("worker", "NCCL's thread", "multicast", "teardown", "memory")
+"""Activities that say more of a process than its innermost known call."""
 
 _WAIT = re.compile(r"(?i)_?wait|synchronize|item")
 """Calls that wait for an operation which they do not name."""
@@ -47,14 +53,15 @@ def _activity(calls: Sequence[str]) -> str:
     """What a process does, by its innermost known call."""
     activities = words().activity.items()
     known = [name for call in calls for name, one in activities if re.match(one.pattern, call)]
-    first = (name for name in ("worker", "multicast", "teardown", "memory") if name in known)
+    known = [name for name in known if name != "children"] or known
+    first = (name for name in _TELLING if name in known)
     return next(first, known[0] if known else "")
 
 
 def diagnose_stacks(output: JobOutput) -> EndingResult | None:
     """The ranks that are elsewhere while others wait in a collective."""
     every = stacks_of(output)
-    stacks = tuple(one for one in every if one.activity != "worker") or every
+    stacks = tuple(one for one in every if one.activity not in _AIDE) or every
     if not stacks:
         return None
     busy = tuple(map(_in_worker, (one for one in every if one not in stacks)))

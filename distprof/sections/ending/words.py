@@ -29,6 +29,7 @@ class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     waited: dict[str, str]
     completions: dict[str, str]
     stopped: dict[str, str]
+    store: dict[str, str]
     stages: dict[str, str]
     steps: dict[str, tuple[str, ...]]
     operations: dict[str, str]

@@ -307,7 +307,7 @@ _FINGERPRINT += "SequenceNumber={1}, OpType=ALLREDUCE, TensorShape=[8], TensorDt
         ("", _FINGERPRINT, ((0, 9), (1, 9), (1, 10)), "rank 0 launched nothing after number 9"),
         ("", _FINGERPRINT, ((0, 9), (1, 10), (0, 10)), ""),
         (_COMPLETED, _ADDED, ((0, 2), (2, 2)), "rank 1 printed nothing"),
-        (_COMPLETED, _ADDED, ((0, 2), (2, 2), (1, 2)), ""),
+        (_COMPLETED, _ADDED, ((0, 2), (2, 2), (1, 2)), "all 3 ranks began to join"),
         ("", _FINGERPRINT, ((0, 9), *(((1, 10),) * (MAX_CALLS + 1))), ""),
     ],
 )
@@ -369,9 +369,13 @@ def test_a_job_that_came_to_its_end_does_not_stand_after_its_set_up(end: str, sa
 
 def test_ranks_of_lightning_that_wait_for_others_are_named() -> None:
     line = "initializing distributed: GLOBAL_RANK: {}, MEMBER: {}/4\n"
-    for ranks, says in ((2, "Ranks 0-1 of 4 wait"), (4, "")):
+    for ranks, after, says in (
+        (2, 0, "Ranks 0-1 of 4 wait"),
+        (4, 0, "all 4 ranks began to join"),
+        (4, 40, ""),
+    ):
         reader = Reader()
-        text = "".join(line.format(rank, rank + 1) for rank in range(ranks))
+        text = "".join(line.format(rank, rank + 1) for rank in range(ranks)) + "step\n" * after
         reader.take_blocks([text.encode()], "job.log", None)
         found = diagnose_output(reader.result(["job.log"]))
         assert (found.state, says in found.verdict, bool(found.verdict)) == ("", True, bool(says))
