@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
+from statistics import median
 
 import numpy as np
 from msgspec.structs import asdict, replace
@@ -40,6 +41,9 @@ _TOGETHER = ("Megatron-LM", "DeepSpeed")
 
 _PATTERNS = byte_patterns("runs.toml")
 """A log that is pasted below what someone says of it."""
+
+_ALIKE = 1.5
+"""Ratio up to which phases are those of the iterations of a bar, whose mean has slow first ones."""
 
 _APART = 1.2
 """Ratio from which two runs differ."""
@@ -131,12 +135,26 @@ def read_training_log(source: str) -> TrainingLog:
                     found = (_of_unknown(blocks),)
     except DAMAGE as error:
         return _refuse(source, " ".join(f"{type(error).__name__}: {error}".split())[:200])
-    chosen = best_of(found)
+    chosen = _with_phases(best_of(found), first)
     if chosen is None:
         return _refuse(source, blocks.damage or f"{blocks.num_lines:,} lines without an iteration")
     if blocks.damage:
         chosen.notes.append(f"{source} was read only up to the damage: {blocks.damage}.")
     return _slowest_start(to_log(chosen, found, (source,), blocks.num_lines))
+
+
+def _with_phases(chosen: Grammar | None, start: bytes) -> Grammar | None:
+    """Phases of an iteration that someone typed next to a bar, instead of the bar."""
+    if not isinstance(chosen, BarGrammar) or len(start) == _SMALL:
+        return chosen
+    phases = PhasesGrammar()
+    phases.take(start)
+    phases.finish()
+    times = [[row.duration_ns for row in one.rows if row.duration_ns] for one in (phases, chosen)]
+    if not all(times):
+        return chosen
+    share = median(times[0]) / median(times[1])
+    return phases if 1 / _ALIKE < share < _ALIKE else chosen
 
 
 def _runs(source: str, text: bytes) -> Iterator[tuple[int, str, TrainingLog]]:

@@ -110,6 +110,8 @@ class ReportGrammar(Grammar):
     _samples: float = 0.0  # samples at the last report that names them
     _worth: int = 0  # that of the reports
     _paused_s: float = 0.0  # evaluations so far
+    # Whether the only report so far is a rate, which says less than timers; None without reports.
+    _is_rate_alone: bool | None = None
 
     def take_record(self, wording: Wording, record: bytes, line: re.Match[bytes]) -> None:
         """Add what a record holds: a report, timers or properties of the job."""
@@ -146,6 +148,9 @@ class ReportGrammar(Grammar):
         note = wording.note
         if not wording.whole and self._worth == _WHOLE:
             return  # part of a line that is cut off
+        if wording.whole and self._is_rate_alone:
+            self._is_rate_alone = False
+            self._start_again()
         if wording.whole and self._worth < _PRINTED:
             if not timers.keys() >= set(wording.whole) or not self._is_better(wording):
                 return
@@ -212,6 +217,7 @@ class ReportGrammar(Grammar):
             return  # a progress bar repeats its last report
         if wording.note and wording.note not in self.notes:
             self.notes.append(wording.note)
+        self._is_rate_alone = ns is None and self._is_rate_alone is None
         self.add(
             Row(
                 iteration=number,

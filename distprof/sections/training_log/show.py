@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import re
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from distprof.bounds import table_beside
+from distprof.escape import MAX_HEADLINE
 from distprof.ingest.training_logs.grammar import AGAIN, OF_THE_JOB, RUN
 from distprof.sections.base import VerdictText
 from distprof.sections.nccl.show import jobs_fact, nccl_verdict
 from distprof.sections.parts import is_recorded
 from distprof.sections.table import Bar, Column, TableView, counted, facts_table, rows_table
 from distprof.sections.training_log import TrainingLogResult, TrainingTimer
-from distprof.units import format_duration, format_ratio
+from distprof.units import capitalized, format_duration, format_ratio
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
@@ -65,7 +67,8 @@ def training_verdict(report: Report) -> VerdictText:
     )
     reasons = tuple(sentence for sentence in why if sentence and sentence not in line)
     of_runs = next((note for note in log.unavailable if note.startswith((RUN, AGAIN))), "")
-    return (of_runs, (line, *reasons)) if of_runs else (line, reasons)
+    lead = (line, of_runs) if _shares(log) else (of_runs, line)  # what takes most comes first
+    return (lead[0], (lead[1], *reasons)) if of_runs else (line, reasons)
 
 
 def _is_alone(report: Report) -> bool:
@@ -143,7 +146,7 @@ def _line(log: TrainingLogResult) -> str:
         longest = f"but the longest {format_duration(log.max_ns)}"
         time = f"{_what(log)} usually takes {usual}, {longest}: that makes the mean {mean}"
     if log.idle_ratio is None:
-        return f"{time}{_phases(log) or _of_reports(log)}"
+        return f"{time}{_phases(log, len(time)) or _of_reports(log)}"
     who = f"the {log.timer_stage} stage" if log.timer_stage else "the slowest rank"
     if log.mesh.get("pp", 1) < 2:
         who = "the rank of the timers"
@@ -191,10 +194,16 @@ def _shares(log: TrainingLogResult) -> dict[str, float]:
     return shares | ({others: rest / whole} if rest > MIN_IDLE_RATIO * whole else {})
 
 
-def _phases(log: TrainingLogResult) -> str:
-    """For example ``: backward 63.3 %, forward 36.7 %.``; empty if the phases are unknown."""
+def _phases(log: TrainingLogResult, before: int) -> str:
+    """For example ``: backward 63.3 %, forward 36.7 %.``; empty if the phases are unknown.
+
+    Those that do not fit into a headline, after so many characters, make a sentence of their own.
+    """
     parts = [f"{phase} {format_ratio(share)}" for phase, share in _shares(log).items()]
-    return f": {', '.join(parts)}." if parts else ""
+    lengths = accumulate(len(part) + 2 for part in parts)
+    num = sum(before + length <= MAX_HEADLINE for length in lengths) or len(parts)
+    first, more = ", ".join(parts[:num]), ", ".join(parts[num:])
+    return (f": {first}." if first else "") + (f" {capitalized(more)}." if more else "")
 
 
 def _is_skewed(log: TrainingLogResult) -> bool:
