@@ -6,7 +6,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from inspect import signature
 from pathlib import Path
 from typing import ClassVar, Self, TypeAlias, get_type_hints
@@ -14,6 +14,7 @@ from typing import ClassVar, Self, TypeAlias, get_type_hints
 import msgspec
 
 from distprof.artefacts.record import Record
+from distprof.bounds import table_beside
 from distprof.installed import page_url
 from distprof.terms import Confidence, Severity, Subject
 
@@ -81,6 +82,19 @@ def parse_page(text: str) -> Page:
 def examples() -> Mapping[str, Sequence[str]]:
     """Code of each built-in rule to its example messages."""
     return msgspec.json.decode(EXAMPLES_FILE.read_bytes(), type=dict[str, tuple[str, ...]])
+
+
+_advice = cache(partial(table_beside, __package__, "advice.toml"))
+
+
+def advice(problem: str, case: str = "", **parts: object) -> str:
+    """What to do about the problem of a rule, or about one case of it, as ``advice.toml`` says.
+
+    ``{name}`` in it stands for one of ``parts``.
+    """
+    found = _advice()[problem]
+    text: str = found[case] if case else found
+    return text.format(**parts)
 
 
 def _filled(text: str) -> str:

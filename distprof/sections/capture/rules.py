@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.escape import few_ranks, fitting
-from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.rules.base import Draft, Limit, Limits, advice, rule
 from distprof.sections.capture import LEFT_OUT, CaptureResult
 from distprof.sections.table import counted
 from distprof.terms import Confidence, Severity
@@ -55,10 +55,7 @@ def capture_incomplete(capture: CaptureResult, limits: Limits) -> Iterator[Draft
     yield Draft(
         headline=fitting(capitalized(problems[0])),
         message=f"{capitalized(text)}." if problems[1:] else _CONSEQUENCE,
-        fix=(
-            "Record all ranks of a replica over the same steps with one profiler schedule, and end "
-            "the job only after the files are written."
-        ),
+        fix=advice("capture-incomplete"),
         ranks=tuple(sorted({*damaged, *capture.ranks_missing, *capture.filtered_ranks})),
         evidence=("capture",),
     )
@@ -148,10 +145,7 @@ def capture_windows_disjoint(capture: CaptureResult, limits: Limits) -> Iterator
             else f"Ranks share only {format_ratio(ratio)} of the recorded time"
         ),
         message=f"{capitalized(common)}.",
-        fix=(
-            "Start the profiler at the same step on all ranks (torch.profiler.schedule after a "
-            "barrier) and record at least three steps."
-        ),
+        fix=advice("capture-windows-disjoint"),
         confidence=Confidence.MEASURED if lost_steps else Confidence.INFERRED,
         ranks=capture.ranks_present,
         evidence=("capture.steps", "capture.dropped_steps", "capture.window_overlap_ratio"),
@@ -192,10 +186,7 @@ def capture_start_transient(capture: CaptureResult, limits: Limits) -> Iterator[
     yield Draft(
         headline=f"{left_out} left out: a first collective waits for the last profiler to start",
         message=f"The numbers below do not contain step {steps}.",
-        fix=(
-            "Use torch.profiler.schedule with warmup=3 or more, and a barrier before the first "
-            "active step."
-        ),
+        fix=advice("capture-start-transient"),
         confidence=Confidence.INFERRED,
         steps=capture.transient_steps,
         evidence=("capture.transient_steps",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.escape import fitting
-from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.rules.base import Draft, Limit, Limits, advice, rule
 from distprof.sections.collective_log import BandwidthFall, CollectiveLogResult, LateSpell
 from distprof.sections.collective_log.show import time_text
 from distprof.sections.table import counted
@@ -70,10 +70,7 @@ def _draft(one: BandwidthFall) -> Draft:
             f"{format_bandwidth(one.bytes_per_s)} from {time_text(one.start_ns)} {until}, and "
             f"usually {format_bandwidth(one.usual_bytes_per_s)}."
         ),
-        fix=(
-            "Look at link errors and rates, NCCL's warnings, and other jobs on the same switches "
-            "at that time."
-        ),
+        fix=advice("fallen-bandwidth"),
         confidence=Confidence.MEASURED,
         evidence=("collective_log.falls",),
     )
@@ -141,10 +138,7 @@ def late_rank_for_a_time(log: CollectiveLogResult, limits: Limits) -> Iterator[D
                     f"From {time_text(first.start_ns)} to {time_text(first.end_ns)}{more}, "
                     f"{format_ratio(first.wait_ratio)} of the time in collectives is spent waiting."
                 ),
-                fix=(
-                    f"Look at what happened on the host of rank {rank} at that time: kernel log, "
-                    "GPU clocks and temperature, other jobs, checkpoints."
-                ),
+                fix=advice("late-rank-for-a-time", rank=rank),
                 confidence=Confidence.INFERRED,
                 ranks=(rank,),
                 evidence=("collective_log.spells",),

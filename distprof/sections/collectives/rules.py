@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
 from distprof.sections.capture import CaptureResult
 from distprof.sections.collectives import CollectiveClass, CollectivesResult
 from distprof.sections.efficiency import CPU, EfficiencyResult
@@ -97,11 +97,7 @@ def transfer_bound_collectives(
     yield Draft(
         headline=f"Transfer with no computation left to overlap takes {step.part(cost)}",
         message=f"{step.amount(cost)}; {_speed(largest)}.",
-        fix=(
-            "Compare the bus bandwidth with what distprof bench reaches on these machines. If it "
-            "is far lower, look for sockets, unused network cards and groups that straddle nodes. "
-            "If not, send less (bf16 gradients, no_sync while accumulating, HSDP)."
-        ),
+        fix=advice("transfer-bound-collectives"),
         cost_ns_per_step=cost,
         evidence=("collectives.classes", "overlap.ranks", "waterfall.all"),
         without="exposed transfer",
@@ -177,11 +173,7 @@ def below_fabric_bandwidth(
             f"{format_bandwidth(worst.busbw_bytes_per_s)} bus bandwidth, but the fabric profile "
             f"reaches {format_bandwidth(worst.expected_busbw_bytes_per_s)}."
         ),
-        fix=(
-            "Run distprof bench on exactly the nodes of the job. If it is slow too, look for a "
-            "broken link, sockets or a throttling GPU. If it is fast, look for groups that share a "
-            "link at the same time, different NCCL settings and a different rank order."
-        ),
+        fix=advice("below-fabric-bandwidth"),
         cost_ns_per_step=cost,
         evidence=("collectives.classes", "waterfall.all"),
     )
@@ -320,10 +312,7 @@ def arrival_skew_bound_collectives(
             f"{_suspect(stragglers, capture, cost)}"
         ),
         fix=("Record all ranks. " if capture.ranks_missing else "")
-        + (
-            "Equalise the work of the ranks (packing, expert and table balance), run garbage "
-            "collection on all ranks at the same step, and pin processes to cores."
-        ),
+        + advice("arrival-skew-bound-collectives"),
         cost_ns_per_step=cost,
         evidence=("collectives.classes", "stragglers.ranks", "waterfall.all"),
         without="late ranks",
@@ -450,24 +439,13 @@ def tiny_collectives(
     )
 
 
-_MERGE = (
-    "Merge them: gradient buckets (bucket_cap_mb), whole blocks per FSDP unit, flattened or "
-    "coalesced tensors."
-)
-
-_FEWER = "use larger micro-batches or fewer tensor-parallel ranks."
-
-
 def _fix(most: CollectiveClass) -> str:
     """The fix for the most frequent class: gradients can be merged, activations cannot."""
     if most.axis == MeshAxis.TP.value:
-        return f"Activations of tensor parallelism cannot be merged: {_FEWER}"
+        return advice("tiny-collectives", "activations")
     if most.axis is None and most.group.startswith("ranks "):
-        return (
-            f"{_MERGE} If they reduce activations of tensor parallelism, they cannot be merged: "
-            f"{_FEWER}"
-        )
-    return _MERGE
+        return advice("tiny-collectives", "unknown")
+    return advice("tiny-collectives", "gradients")
 
 
 def _without_sizes(
@@ -497,11 +475,7 @@ def _without_sizes(
                 f"{format_duration(train.duration_ns_median)} each take {step.amount(whole)}, of "
                 f"which {format_duration(train.gap_ns_per_step)} is between them."
             ),
-            fix=(
-                "Reduce gradients in buckets during the backward pass: DistributedDataParallel "
-                "with bucket_cap_mb, or flattened tensors in hooks, not one call per parameter "
-                "after backward."
-            ),
+            fix=advice("tiny-collectives", "trains"),
             cost_ns_per_step=cost,
             confidence=Confidence.INFERRED,
             ranks=train.ranks,

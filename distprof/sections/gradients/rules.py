@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator
 
 from distprof.costs.collectives import BucketTime
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
 from distprof.sections.gradients import GradientGroup, GradientsResult
 from distprof.sections.settings import SettingsResult
 from distprof.sections.shares import WIDER_TRANSFER, StepTimes
@@ -109,14 +109,10 @@ def _when(group: GradientGroup) -> str:
 
 def _fix(group: GradientGroup) -> str:
     if group.num_buckets == 1:
-        return (
-            f"Make the buckets smaller: bucket_cap_mb={max(group.bytes // 10_000_000, 1)} instead "
-            "of one bucket for all gradients."
+        return advice(
+            "late-gradient-communication", "one-bucket", megabytes=max(group.bytes // 10_000_000, 1)
         )
-    return (
-        "Register modules in the order in which forward uses them, do not search for unused "
-        "parameters, and do not wait for reductions in gradient hooks."
-    )
+    return advice("late-gradient-communication", "order")
 
 
 MOST_LATENCY = 0.5
@@ -249,14 +245,8 @@ def _latency(group: GradientGroup) -> str:
 
 def _large_last_bucket_fix(group: GradientGroup) -> str:
     if _latency_ratio(group) > MOST_LATENCY:
-        return (
-            "Make the buckets larger (bucket_cap_mb). Every bucket pays the latency, so smaller "
-            "buckets would add to it."
-        )
-    return (
-        "Make the buckets smaller (bucket_cap_mb, not below 1), so that the last one is small. If "
-        "the first layer is huge, keep it out of the buckets."
-    )
+        return advice("large-last-bucket", "latency")
+    return advice("large-last-bucket", "size")
 
 
 @rule(
@@ -326,10 +316,7 @@ def small_batch_for_data_parallelism(
                 f"{factor:.3g} times the samples per micro-batch{_tokens(group, step_log, factor)} "
                 "it could."
             ),
-            fix=(
-                "Use larger micro-batches or accumulation with no_sync, else fewer data-parallel "
-                "ranks or 16-bit or compressed gradients."
-            ),
+            fix=advice("small-batch-for-data-parallelism"),
             cost_ns_per_step=cost,
             confidence=Confidence.MODELLED,
             ranks=group.ranks,
@@ -481,10 +468,7 @@ def full_precision_gradients(
                 f"Each update reduces {group.label}: their {group.exposed_label} takes "
                 f"{step.amount(exposed)}. With 16 bits it would take half."
             ),
-            fix=(
-                "Compress gradients on the wire: register_comm_hook with bf16_compress_hook (gloo: "
-                "fp16_compress_hook), or powerSGD_hook on a slow network. Watch the loss."
-            ),
+            fix=advice("full-precision-gradients"),
             cost_ns_per_step=exposed // 2,
             confidence=Confidence.MODELLED,
             ranks=group.ranks,
@@ -545,10 +529,7 @@ def unused_parameter_search(
             f"It takes {searched} of each {step.word}; {step.amount(cost)} is lost to the search "
             "and to sharing its result with the other ranks."
         ),
-        fix=(
-            "Set find_unused_parameters=False if every forward uses every parameter. Otherwise "
-            "freeze the parameters that are never used, or set static_graph=True."
-        ),
+        fix=advice("unused-parameter-search"),
         cost_ns_per_step=cost,
         evidence=("gradients.search_ns_per_step", "gradients.search_exposed_ns_per_step"),
     )
@@ -604,10 +585,7 @@ def needless_unused_parameter_search(
     yield Draft(
         headline=f"DDP searches for unused parameters, but found none in {num_looks:,} iterations",
         message=f"It searches in each step{costs}; these iterations of each rank were inspected.",
-        fix=(
-            "Leave find_unused_parameters at False. If the same parameters always stay unused, set "
-            "static_graph=True."
-        ),
+        fix=advice("needless-unused-parameter-search"),
         cost_ns_per_step=cost,
         ranks=tuple(sorted({rank for one in searching for rank in one.ranks})),
         evidence=("settings.ddp", "gradients.search_exposed_ns_per_step"),

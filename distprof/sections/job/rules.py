@@ -5,38 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.escape import headed
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
 from distprof.sections.job import JobResult, ProbeOverhead
 from distprof.sections.perturbation import PerturbationResult
 from distprof.terms import Severity
 from distprof.units import capitalized, format_ratio
-
-_FIXES = {
-    "out_of_memory": (
-        "Use a smaller micro-batch, checkpoint activations, or shard over more ranks. The memory "
-        "table shows how much each rank used."
-    ),
-    "stopped": (
-        "Find out what stopped the process (SIGSTOP, a debugger): the job itself did not fail."
-    ),
-    "killed": (
-        "It was killed from outside: look at the log of the scheduler and at the kernel log of "
-        "the host."
-    ),
-}
-_HUNG = "Read stacks.txt of that rank: it shows where its Python code hung."
-_ATTACH = (
-    "Run distprof hang on the run directory, and distprof attach while the ranks are still running."
-)
 
 
 def _fix(job: JobResult) -> str:
     failure = job.failure
     kind = failure.kind if failure else ""
     if kind == "hung":
-        return _HUNG if job.kind == "run" else _ATTACH
-    if kind in _FIXES:
-        return _FIXES[kind]
+        return advice("job-failed", kind if job.kind == "run" else "hung-without-launcher")
+    if kind in ("out_of_memory", "stopped", "killed"):
+        return advice("job-failed", kind)
     rank = failure.rank if failure else None
     has_error = any(rank in (None, error.rank) for error in job.errors)
     folder = "in the folder of that rank" if rank is not None else "in the folders of the ranks"
@@ -155,11 +137,7 @@ def probe_overhead(
                         f"{_interval(overhead)} longer than before tracing: CUPTI may still be "
                         "attached, or the machine became slower."
                     ),
-                    fix=(
-                        "Unset TEARDOWN_CUPTI and DISABLE_CUPTI_LAZY_REINIT, and use CUDA 12.6 or "
-                        "newer, so that distprof can detach CUPTI; or trace a job that you can "
-                        "restart."
-                    ),
+                    fix=advice("probe-overhead", "after"),
                     ranks=overhead.ranks,
                     evidence=("job.overhead", "step_log"),
                 )
@@ -170,10 +148,7 @@ def probe_overhead(
                     f"{_interval(overhead)}; the shares below refer to steps that are slower than "
                     "without probes."
                 ),
-                fix=(
-                    "Trace fewer ranks or steps, without stacks and memory. Take the duration of a "
-                    "step from the step log."
-                ),
+                fix=advice("probe-overhead", "always"),
                 ranks=overhead.ranks,
                 evidence=("job.overhead", "step_log"),
             )

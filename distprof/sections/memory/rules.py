@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from distprof.escape import plain
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
 from distprof.sections.computation import ComputationResult, Region, Saves
 from distprof.sections.efficiency import CPU, NO_MODEL, DeviceMemory, EfficiencyResult
 from distprof.sections.job import NO_RUN_DIRECTORY
@@ -98,10 +98,7 @@ def needless_accumulation(
             f"Gradients are accumulated over {efficiency.num_micro_batches} micro-batches; the"
             f" fullest GPU reserves that share of its {format_bytes(fullest.capacity_bytes)}."
         ),
-        fix=(
-            "Double the micro-batch and halve the number of micro-batches. The optimizer's batch "
-            "stays the same."
-        ),
+        fix=advice("needless-accumulation"),
         confidence=Confidence.INFERRED,
         evidence=("efficiency.num_micro_batches", "efficiency.memory"),
     )
@@ -388,15 +385,9 @@ def memory_copy_bound(times: StepTimes, limits: Limits) -> Iterator[Draft]:
     elif not worst or any(not memory and way in ("HtoD", "DtoH") for way, memory in ways):
         steps.append("Pin CPU memory if it is not pinned yet, and copy with non_blocking=True.")
     if any(memory == "pinned" for _, memory in ways):
-        steps.append(
-            "The CPU memory is already pinned: copy on a separate stream, one batch or layer "
-            "ahead, and offload less or in larger pieces."
-        )
+        steps.append(advice("memory-copy-bound", "pinned"))
     if any(way == "DtoD" for way, _ in ways):
-        steps.append(
-            "Within the GPU, avoid contiguous(), torch.cat, clone() and copies of gradients "
-            "(DDP: gradient_as_bucket_view=True)."
-        )
+        steps.append(advice("memory-copy-bound", "inside"))
     if any(way == "PtoP" for way, _ in ways):
         steps.append("Between GPUs, send while computing, on a separate stream.")
     if any(way == "memset" for way, _ in ways):
@@ -502,10 +493,7 @@ def allocator_retries(
     yield Draft(
         headline=f"GPU memory ran out: the allocator retried {times}",
         message=f"On {who}, in the second half of the steps{_share(cost, step_log.step_ns)}.",
-        fix=(
-            "Free memory with a smaller micro-batch, more sharding or recomputation. Set "
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragmentation."
-        ),
+        fix=advice("allocator-retries"),
         cost_ns_per_step=cost or None,
         ranks=tuple(rank.rank for rank in ranks),
         evidence=("efficiency.memory", "step_log.ranks"),
@@ -565,10 +553,7 @@ def memory_nearly_full(
             f"It has {format_bytes(fullest.capacity_bytes)}. Tensors fill at least"
             f" {format_ratio(limit)} on {len(full)} of {len(known)} ranks."
         ),
-        fix=(
-            "Leave a tenth free: use smaller micro-batches, more sharding or selective "
-            "recomputation."
-        ),
+        fix=advice("memory-nearly-full"),
         ranks=tuple(rank.rank for rank in full),
         evidence=("efficiency.memory",),
     )
@@ -634,10 +619,7 @@ def _judge(ranks: Sequence[DeviceMemory], limits: Limits) -> Iterator[Draft]:
             f" {format_ratio(fullest.allocated_ratio)} of its GPU and limits the micro-batch of all"
             " ranks."
         ),
-        fix=(
-            "Find out what this rank keeps: gathered outputs, a copy of the state, other processes "
-            "on its GPU, longer sequences, or more tokens for its experts."
-        ),
+        fix=advice("uneven-memory"),
         ranks=(fullest.rank,),
         evidence=("efficiency.memory",),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
 from distprof.sections.collectives import CollectivesResult
 from distprof.sections.moe import MoeExchange, MoeLayer, MoePlacement, MoeResult
 from distprof.terms import CollectiveKind, Confidence, Severity
@@ -55,10 +55,6 @@ def share_of_layers(moe: MoeResult) -> float:
 
 
 _MOST_NAMED = 3
-_FIX = (
-    "Raise the weight of the load-balancing loss, or bias the router against busy experts. Place "
-    "experts that are busy at the same time on different ranks."
-)
 
 
 @rule(
@@ -154,7 +150,7 @@ def _draft(
     return Draft(
         headline=headline,
         message=f"{message}{_waits(cost, is_measured=is_measured)}.",
-        fix=_FIX,
+        fix=advice("overloaded-expert"),
         cost_ns_per_step=cost,
         confidence=Confidence.MEASURED if is_measured else Confidence.INFERRED,
         evidence=("moe.layers", "collectives.classes"),
@@ -243,10 +239,7 @@ def dead_experts(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
     yield Draft(
         headline=f"{number} of {worst.num_experts} experts of a layer get almost no tokens",
         message=f"In {name_layer(worst)} they get less than 1 % of the mean{_named(worst)}{more}.",
-        fix=(
-            "Raise the weight of the load-balancing loss, or bias the router towards experts with "
-            "few tokens."
-        ),
+        fix=advice("dead-experts"),
         evidence=("moe.layers",),
     )
 
@@ -384,10 +377,7 @@ def unbalanced_expert_placement(moe: MoeResult, limits: Limits) -> Iterator[Draf
             f"these, {name_layer(worst)}, the busiest of {worst.num_ranks} ranks would get "
             f"{replaced:.2f} times."
         ),
-        fix=(
-            "Place experts by their loads, layer by layer (as expert-parallel load balancers do). "
-            "The JSON report has a placement: moe.placement."
-        ),
+        fix=advice("unbalanced-expert-placement"),
         cost_ns_per_step=cost,
         confidence=Confidence.MODELLED,
         evidence=("moe.placement",),
@@ -452,10 +442,7 @@ def uneven_all_to_all(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
     yield Draft(
         headline=f"{_busiest(worst)} the mean of its group in dispatch",
         message=f"Its group is {name_ranks(worst.ranks)}{more}.",
-        fix=(
-            "If receivers are uneven, balance the routing or place experts by their loads. If "
-            "senders are uneven, give all ranks the same number of tokens."
-        ),
+        fix=advice("uneven-all-to-all"),
         cost_ns_per_step=sum(known) // len(moe.exchanges) if len(known) == len(costs) else None,
         confidence=Confidence.INFERRED,
         evidence=("moe.exchanges", "moe.pairs"),

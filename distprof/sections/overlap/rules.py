@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
 from distprof.sections.capture import CaptureResult
 from distprof.sections.collectives import CollectivesResult
 from distprof.sections.gradients import GradientGroup, GradientsResult
@@ -238,13 +238,13 @@ def exposed_communication(
         key=lambda group: group.bucket_fixed_ns or 0,
         default=None,
     )
-    fix, uneven = _FIXES[parts[0][1]], ""
+    fix, uneven = advice("exposed-communication", parts[0][1]), ""
     if parts[0][1] == _P2P:
         held_up = None  # gradients are not what takes the time
         if {one.axis for one in collectives.classes if one.kind in _MESSAGES} == {
             MeshAxis.CP.value
         }:
-            fix, uneven = _FIX_RING, _uneven_words(times.waterfall)
+            fix, uneven = advice("exposed-communication", "ring"), _uneven_words(times.waterfall)
     known = [(ns, what) for ns, what in parts if ns > 0]
     split = ", ".join(f"{format_duration(ns)} {what}" for ns, what in known)
     if len(known) == 1:
@@ -255,7 +255,7 @@ def exposed_communication(
             f"{step.amount(exposed)}: {split}.{uneven} Other findings name parts of the same time."
             f"{_held_up_words(held_up)}"
         ),
-        fix=fix if held_up is None else _FIX_HELD_UP,
+        fix=fix if held_up is None else advice("exposed-communication", "held-up"),
         cost_ns_per_step=exposed,
         confidence=Confidence.INFERRED if parts[0][1] == _DOUBTFUL else Confidence.MEASURED,
         evidence=("waterfall.all", "breakdown.ranks"),
@@ -266,11 +266,6 @@ def exposed_communication(
 
 _MESSAGES = ("send", "recv", "send_recv")
 
-_FIX_RING = (
-    "Waiting in send and recv dominates: in a ring, each rank waits for its neighbours. Give all "
-    "ranks equal work: if attention is causal, an early and a late part of each sequence (zigzag). "
-    "Find the rank that computes longest."
-)
 
 _UNEVEN = 1.5
 """Computation of one rank of a ring over another's from which it is worth saying."""
@@ -288,12 +283,6 @@ def _uneven_words(waterfall: WaterfallResult) -> str:
     return f" Rank {most.rank} computes {long}, rank {least.rank} {short}."
 
 
-_FIX_HELD_UP = (
-    "Find what each all-reduce waits for before you tune buckets or overlap: a late rank, which a "
-    "trace of all ranks shows, or a broken path (NCCL_DEBUG=INFO, retransmissions, link errors)."
-)
-
-
 def _held_up_words(group: GradientGroup | None) -> str:
     """What the sizes of buckets do not explain."""
     if group is None:
@@ -307,27 +296,6 @@ def _held_up_words(group: GradientGroup | None) -> str:
 _WAIT, _TRANSFER = "waiting for late ranks", "transfer"
 _DOUBTFUL = "transfer or waiting for unrecorded ranks"
 _P2P, _UNSPLIT = "waiting in send and recv", "waiting or transfer, which cannot be separated"
-
-_FIXES = {
-    _WAIT: "Waiting dominates: find why ranks arrive late before tuning the network.",
-    _TRANSFER: (
-        "Transfer dominates: overlap it with computation, send less (bf16 gradients, no_sync while "
-        "accumulating, larger micro-batches), or keep the axis with the most traffic inside the "
-        "node."
-    ),
-    _DOUBTFUL: (
-        "Record all ranks of a process group to separate waiting from transfer. Overlap transfer "
-        "with computation, or send less."
-    ),
-    _P2P: (
-        "Waiting in send and recv dominates: in a pipeline, use more micro-batches or an "
-        "interleaved schedule. Elsewhere, find why the peer is late."
-    ),
-    _UNSPLIT: (
-        "Record the same steps on all ranks of a process group: once their collectives match, "
-        "waiting and transfer are separate."
-    ),
-}
 
 
 def _parts(step: MeanStep, transfer: str, start_wait_ns: int) -> list[tuple[int, str]]:
@@ -395,10 +363,7 @@ def communication_on_computation_stream(
                 f"({format_ratio(one.share_ratio)} of them) run there: {step.amount(cost)} is "
                 "transfer that cannot overlap with computation."
             ),
-            fix=(
-                "Launch them with async_op=True and wait where the result is used, or run them on "
-                "a separate stream, as DDP, fully_shard and Megatron's overlap options do."
-            ),
+            fix=advice("communication-on-computation-stream"),
             cost_ns_per_step=cost,
             confidence=Confidence.MEASURED if is_split else Confidence.INFERRED,
             evidence=("sharding.shared_streams", "overlap.ranks"),

@@ -8,7 +8,7 @@ from statistics import median
 import msgspec
 
 from distprof.escape import fitting
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
 from distprof.sections.idle import IdleResult, PausesResult
 from distprof.sections.pipeline import (
     MICRO_BATCHES,
@@ -447,11 +447,6 @@ def _fix_by_timers(log: TrainingLogResult, ideal: float) -> str:
 
 _WIDER = ("PIP103",)  # Finding that includes the same time in a larger sum
 
-_FIX = (
-    "Move blocks to the other stages, and count embedding, output layer and loss as work. If the "
-    "stages hold equal work, check the clocks and temperature of the slow stage's GPU."
-)
-
 
 @rule(
     "PIP101",
@@ -549,7 +544,7 @@ def unequal_stages(
             f"{format_duration(_work(busiest) / (1 + busiest.excess_ratio))}. The pipeline waits "
             f"{format_duration(cost)} ({format_ratio(cost / step)}) of each step for it."
         ),
-        fix=_FIX,
+        fix=advice("unequal-stages"),
         cost_ns_per_step=cost,
         confidence=Confidence.MEASURED if is_marked else Confidence.INFERRED,
         ranks=busiest.ranks,
@@ -614,7 +609,7 @@ def _of_logs(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
                 f"The comparison is with the mean stage. The pipeline waits "
                 f"{format_duration(cost)} ({format_ratio(cost / span)}) of each step for it."
             ),
-            fix=_FIX,
+            fix=advice("unequal-stages"),
             cost_ns_per_step=cost,
             confidence=group.confidence,
             ranks=() if group.limiting_rank is None else (group.limiting_rank,),

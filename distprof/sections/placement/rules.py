@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from distprof.escape import fitting
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
 from distprof.sections.moe import MoeResult
 from distprof.sections.placement import ACROSS_SOCKETS, CardPath, PlacedAxis, PlacementResult
 from distprof.sections.shares import WIDER_TRANSFER, MeanStep, StepTimes
@@ -228,25 +228,12 @@ def _fix(axis: PlacedAxis, placement: PlacementResult) -> str:
     """A fix for a group that is too large for a domain, or badly placed in it."""
     room = placement.domain_size or 0
     if room == 1:
-        return (
-            "Use nodes with several GPUs. If these are containers on one host, set [topology] in "
-            "distprof.toml."
-        )
+        return advice("tp-across-nodes", "alone")
     if axis.size <= room:
-        return (
-            f"Make {axis.axis} the innermost axis of the mesh, with a size that divides the {room} "
-            f"ranks of a node or domain, so that each group stays inside one."
-        )
+        return advice("tp-across-nodes", "badly-placed", axis=axis.axis, room=room)
     if axis.axis == MeshAxis.CP.value:
-        return (
-            f"Keep {axis.axis} within the {room} ranks of a node or domain where sequences allow. "
-            "Between nodes, ring attention overlaps its messages only if each block has enough "
-            "attention: use longer sequences per rank."
-        )
-    return (
-        f"Lower {axis.axis} to at most the {room} ranks of a node or domain, and use pipeline "
-        "stages or sharded data parallelism between them."
-    )
+        return advice("tp-across-nodes", "context", axis=axis.axis, room=room)
+    return advice("tp-across-nodes", "too-large", axis=axis.axis, room=room)
 
 
 @rule(
@@ -303,11 +290,7 @@ def expert_exchange_across_nodes(
                 f"Groups of {axis.axis} have {axis.size} ranks, {axis.most_on_node} on each of "
                 f"{axis.num_nodes} nodes; their exposed transfer takes {step.amount(cost)}."
             ),
-            fix=(
-                "Keep expert parallelism inside a node or scale-up domain if the experts fit. "
-                "Otherwise limit the nodes that a token is routed to and exchange in two stages "
-                "(DeepEP)."
-            ),
+            fix=advice("expert-exchange-across-nodes"),
             **_transfer(axis, cost),
         )
 
@@ -376,10 +359,7 @@ def group_straddles_nodes(
                 f"Groups of {axis.axis} ({_apart(axis)}) would fit into a node or domain of "
                 f"{placement.domain_size} ranks, but some span {axis.num_domains}{share}."
             ),
-            fix=(
-                "Choose a size that divides the ranks of a node, or start a multiple of it on each "
-                "node."
-            ),
+            fix=advice("group-straddles-nodes"),
             severity=None if cost is not None else Severity.INFO,
             **_transfer(axis, cost),
         )
@@ -447,10 +427,7 @@ def mesh_order(placement: PlacementResult, times: StepTimes, limits: Limits) -> 
                 f"{outer.num_domains} {where} while those of {inner.axis} ({inner.size} ranks) "
                 f"stay inside one; {step.amount(cost)}.{modelled_inside(outer, placement)}"
             ),
-            fix=(
-                f"Swap the mesh axes, {inner.axis} outside and {outer.axis} inside: the last axis "
-                "of a mesh connects neighbouring ranks."
-            ),
+            fix=advice("mesh-order", inner=inner.axis, outer=outer.axis),
             **_transfer(outer, cost, "run.mesh"),
         )
 
@@ -506,9 +483,7 @@ def cyclic_rank_order(
             f"{worst.axis} ({worst.size} ranks){others} span {worst.num_nodes} nodes instead of "
             f"{worst.nodes_if_blocked}: their exposed transfer takes {step.amount(cost)}."
         ),
-        fix=(
-            "Number ranks node by node: srun --distribution=block, mpirun --map-by slot, torchrun."
-        ),
+        fix=advice("cyclic-rank-order"),
         cost_ns_per_step=cost,
         confidence=Confidence.MODELLED,
         evidence=("placement.order", "placement.axes"),
@@ -575,10 +550,7 @@ def _draft(gpus: Sequence[CardPath], headline: str, message: str, severity: Seve
     return Draft(
         headline=headline,
         message=message,
-        fix=(
-            "Let NCCL choose cards from the topology (NCCL_IB_HCA, NCCL_CROSS_NIC, "
-            "NCCL_TOPO_FILE), or install a card on each socket."
-        ),
+        fix=advice("far-network-card"),
         confidence=Confidence.INFERRED,
         severity=severity,
         ranks=tuple(sorted(gpu.rank for gpu in gpus if gpu.rank is not None)),

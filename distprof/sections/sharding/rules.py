@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
 from distprof.sections.collectives import CollectiveClass, CollectivesResult
 from distprof.sections.overlap import OverlapResult
 from distprof.sections.sharding import ShardedAxis, ShardingResult, TensorTraffic
@@ -84,11 +84,7 @@ def no_parameter_prefetch(
                 else f"Parameters are not prefetched: gathering takes {step.part(cost)}"
             ),
             message=_prefetch_message(axis, step, cost),
-            fix=(
-                "Gather the next unit while this one computes: one unit per transformer block, "
-                "set_modules_to_forward_prefetch and set_modules_to_backward_prefetch (FSDP2), "
-                "forward_prefetch=True (FSDP1)."
-            ),
+            fix=advice("no-parameter-prefetch"),
             cost_ns_per_step=cost,
             confidence=axis.confidence,
             evidence=("sharding.axes", "overlap.ranks", "waterfall.all"),
@@ -174,10 +170,7 @@ def small_sharding_units(
                 f"{format_bytes(size)}. Units of {format_bytes(limits['unit_bytes'])} would "
                 f"recover {step.amount(cost)}."
             ),
-            fix=(
-                "Shard whole transformer blocks: fully_shard(block) for each, or an "
-                "auto_wrap_policy on the block's class (FSDP1)."
-            ),
+            fix=advice("small-sharding-units"),
             cost_ns_per_step=cost,
             confidence=Confidence.MODELLED,
             evidence=("sharding.axes", "waterfall.all"),
@@ -260,12 +253,7 @@ def gathers_repeated_while_accumulating(
                 f"A step of {axis.label} {_what(gathers, scatters)}: the exposed transfer "
                 f"beyond that of one micro-batch takes {step.amount(cost)}."
             ),
-            fix=(
-                "If memory allows, reduce gradients in the last micro-batch only "
-                "(set_requires_gradient_sync, no_sync) and keep parameters gathered until then "
-                "(set_reshard_after_forward, set_reshard_after_backward), or use a larger "
-                "micro-batch."
-            ),
+            fix=advice("gathers-repeated-while-accumulating"),
             cost_ns_per_step=cost,
             confidence=axis.confidence,
             evidence=("sharding.axes", "waterfall.all"),
@@ -351,10 +339,7 @@ def sharding_across_nodes(
             f"The groups of {flat[0].axis} span {nodes} nodes with {size // nodes} ranks on each; "
             f"{step.amount(cost)}.{_instead(flat, nodes, size)}"
         ),
-        fix=(
-            "Shard inside each node and replicate across nodes (HSDP): a mesh of dp_replicate × "
-            "dp_shard for fully_shard, if a replica fits into a node's memory."
-        ),
+        fix=advice("sharding-across-nodes"),
         cost_ns_per_step=cost,
         confidence=Confidence.MODELLED,
         evidence=("collectives.classes", "run.nodes"),
@@ -458,11 +443,7 @@ def tensor_parallelism_without_sequence_parallelism(
             f"all-reduces{together} per step and gathers or scatters almost nothing: "
             f"{step.amount(tensor.all_reduce_exposed_ns_per_step)} is exposed."
         ),
-        fix=(
-            "Shard the sequence between blocks: SequenceParallel in the plan of "
-            "parallelize_module, or --sequence-parallel in Megatron. Its gathers and scatters can "
-            "then overlap with matrix multiplications."
-        ),
+        fix=advice("tensor-parallelism-without-sequence-parallelism"),
         evidence=("sharding.tensor", "waterfall.all"),
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from statistics import median
 
 from distprof.escape import few_ranks
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
 from distprof.sections.idle import IdleResult, PausesResult
 from distprof.sections.step_log import LateInLog, LateOnGpu, PeriodicStall, StepLogResult
 from distprof.sections.stragglers import StragglersResult
@@ -84,9 +84,8 @@ def periodic_stalls(step_log: StepLogResult, idle: IdleResult, limits: Limits) -
                     f"{_what(stall, usual_ns)}. Either it stops training, or the CPU only waits "
                     "in it for work that it queued on the GPU in the steps before."
                 ),
-                fix=(
-                    f"Trace such a step and those before it (--start-step {stall.first_step + 1} "
-                    f"--steps {stall.period}): is the GPU idle in it?"
+                fix=advice(
+                    "periodic-stalls", "unclear", first=stall.first_step + 1, period=stall.period
                 ),
                 severity=Severity.INFO,
                 evidence=("step_log.stalls",),
@@ -111,10 +110,7 @@ def _draft(stall: PeriodicStall, median_ns: int) -> Draft:
             f"{_what(stall, median_ns)}; per step that is {format_duration(cost)} of "
             f"{format_duration(mean)}."
         ),
-        fix=(
-            f"Look for what the loop does every {stall.period} steps. Save checkpoints "
-            "asynchronously and in shards. Evaluate and log less often."
-        ),
+        fix=advice("periodic-stalls", "certain", period=stall.period),
         cost_ns_per_step=cost,
         evidence=("step_log.stalls",),
     )
@@ -246,10 +242,7 @@ def _on_gpus(step_log: StepLogResult, step: int, limits: Limits) -> Iterator[Dra
             f"{who} {work} {format_ratio(first.late_ratio)} longer up to a collective than peers"
         ),
         message=_message_of_gpus(late),
-        fix=(
-            f"Trace a few steps of all ranks, and compare the GPU of rank {first.rank} with the"
-            " others: clocks, throttling, other processes, and work that only this rank does."
-        ),
+        fix=advice("late-rank-without-trace", "gpus", rank=first.rank),
         cost_ns_per_step=first.late_ns,
         confidence=Confidence.INFERRED,
         ranks=tuple(sorted(one.rank for one in late)),

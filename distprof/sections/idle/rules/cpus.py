@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import median
 
 from distprof.escape import few_ranks, fitting
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
 from distprof.sections.idle import IdleResult, PausesResult
 from distprof.sections.settings import ConfinedRank, HostSetup, SettingsResult
 from distprof.sections.shares import hidden_waits, idle_gpu_ns
@@ -70,10 +70,7 @@ def oversubscribed_threads(settings: SettingsResult, limits: Limits) -> Iterator
             f"{worst.num_cpus} CPUs, which are busy for {format_ratio(worst.cpu_busy_ratio)} of "
             "the time."
         ),
-        fix=(
-            "Set OMP_NUM_THREADS to the number of CPUs of the host divided by its ranks, and pin "
-            "each rank to separate CPUs."
-        ),
+        fix=advice("oversubscribed-threads"),
         confidence=Confidence.INFERRED,
         ranks=tuple(sorted(rank for host in hosts for rank in host.ranks)),
         evidence=("settings.hosts",),
@@ -85,16 +82,6 @@ def _per_cpu(host: HostSetup) -> float:
     if not host.is_cpu or not host.num_cpus or (host.num_threads or 0) < 2:
         return 0.0
     return host.num_local_ranks * (host.num_threads or 0) / host.num_cpus
-
-
-_FIX = (
-    "Give the job CPUs of its own: stop other work on the host, pin ranks to cores, and "
-    "set OMP_NUM_THREADS to the CPUs of a rank."
-)
-_FIX_PINNING = (
-    "Give each rank as many CPUs as the others (taskset, numactl, --cpu-bind, the container's "
-    "cpuset), and stop other work on them."
-)
 
 
 @rule(
@@ -195,7 +182,7 @@ def cpu_contention(
     yield Draft(
         headline=headline,
         message=message,
-        fix=_FIX_PINNING if confined.keys() & set(alone) else _FIX,
+        fix=advice("cpu-contention", "pinning" if confined.keys() & set(alone) else "others"),
         cost_ns_per_step=worst,
         confidence=Confidence.INFERRED,
         ranks=named,

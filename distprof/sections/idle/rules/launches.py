@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from distprof.escape import fitting
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
 from distprof.sections.computation import ComputationResult
 from distprof.sections.idle import (
     COMPILES,
@@ -93,9 +93,7 @@ def launch_bound_host(
         message=f"{step.amount(cost)}{_kernels(idle.ranks)}.{zeroing}{breaks}",
         fix=(
             f"{_SET_TO_NONE if zeroing else ''}{_UNBROKEN if breaks else ''}"
-            "Launch less (torch.compile with mode='reduce-overhead', CUDA graphs, fused optimizer, "
-            "larger micro-batches) or faster (pin processes to cores, keep Python work out of the "
-            "step)."
+            f"{advice('launch-bound-host', 'decided')}"
         ),
         cost_ns_per_step=cost,
         ranks=tuple(r.rank for r in idle.ranks if r.host_ns * 2 >= r.idle_ns > 0),
@@ -114,10 +112,7 @@ def _undecided(perturbation: PerturbationResult, step: MeanStep, cost: int) -> D
             f"{step.amount(cost)}. At 3 to 7 µs for each of {perturbation.num_operators:,} "
             f"operators, the profiler explains {explained} of it."
         ),
-        fix=(
-            "Measure the mean step without the profiler and pass it with --step-time: it decides "
-            "whether launches bound the job."
-        ),
+        fix=advice("launch-bound-host", "undecided"),
         severity=Severity.INFO,
         confidence=Confidence.INFERRED,
         evidence=("perturbation", "waterfall.all.idle_host_ns"),
@@ -266,25 +261,8 @@ def _versions(pause: CpuPause, computation: ComputationResult) -> str:
 
 def _fix(pause: CpuPause) -> str:
     if pause.caller == COMPILES:
-        return (
-            "Code that recompiles in every step has a guard that fails each time: "
-            "TORCH_LOGS=recompiles names it. Pass what changes as a tensor, mark changing sizes "
-            "with torch._dynamo.mark_dynamic, or keep that function out with "
-            "torch.compiler.disable."
-        )
+        return advice("work-between-launches", "compiles")
     if pause.caller:
-        return (
-            "Run that operator on the GPU, or let another thread run it while the GPU works. An "
-            "optimizer on the CPU saves GPU memory, but its step has to fit into the time of the "
-            "next forward pass."
-            if is_optimizer(pause.caller)
-            else "Run that operator on the GPU, or move it to data loader workers or to another "
-            "thread."
-        )
-    move = "Move that work to data loader workers or to another thread, or do it every N steps."
-    if pause.name != PYTHON:
-        return move
-    return (
-        f"{move} Annotate parts of the loop with torch.profiler.record_function to see which code "
-        "it is."
-    )
+        case = "optimizer" if is_optimizer(pause.caller) else "operator"
+        return advice("work-between-launches", case)
+    return advice("work-between-launches", "unknown" if pause.name == PYTHON else "annotated")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.escape import few_ranks
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
 from distprof.sections.capture import CaptureResult
 from distprof.sections.idle import COLLECTION, MEMORY, IdleResult, PausesResult
 from distprof.sections.shares import StepTimes
@@ -75,11 +75,7 @@ def synchronising_calls(idle: IdleResult, times: StepTimes, limits: Limits) -> I
             f"per {step.word} on {name_ranks(worst.ranks)}, "
             f"{format_duration(worst.idle_ns_per_step)} idle."
         ),
-        fix=(
-            "Keep values on the GPU and read them every N steps instead of calling .item() or "
-            ".cpu(). Copy with non_blocking=True from pinned memory. "
-            "torch.cuda.set_sync_debug_mode('warn') names the lines."
-        ),
+        fix=advice("synchronising-calls"),
         cost_ns_per_step=cost,
         ranks=worst.ranks,
         evidence=("idle.pauses", "waterfall.all.idle_sync_ns"),
@@ -143,10 +139,7 @@ def garbage_collection_pauses(
             f"{format_duration(worst.step_ns)} (mean of all steps); {which} takes "
             f"{format_duration(worst.longest_gc_ns)}."
         ),
-        fix=(
-            "Call gc.collect() and gc.freeze() after set-up, then gc.disable(), and gc.collect() "
-            "on all ranks in the same step, every few hundred steps."
-        ),
+        fix=advice("garbage-collection-pauses"),
         cost_ns_per_step=worst.gc_ns_per_step,
         ranks=ranks,
         evidence=("pauses.ranks", "step_log.ranks"),
@@ -225,13 +218,8 @@ def _reason(idle: IdleResult) -> tuple[str, str]:
         return (
             f": {format_ratio(inside / unknown)} of this time is inside CUDA graphs, whose kernels "
             "the trace may lack"
-        ), (
-            "Record a few steps without CUDA graphs, or with a newer PyTorch and CUPTI, before you "
-            "change anything else: the GPU may have been busy."
-        )
-    return ", although kernels were launched in time", (
-        "Look at the gaps in a timeline, and record with Python stacks (with_stack=True)."
-    )
+        ), advice("unexplained-idle", "graphs")
+    return ", although kernels were launched in time", advice("unexplained-idle", "others")
 
 
 @rule(
@@ -286,10 +274,7 @@ def memory_calls(idle: IdleResult, times: StepTimes, limits: Limits) -> Iterator
             f"{step.amount(cost)}: {count:.1f} calls per {step.word}, most of the time in "
             f"{worst.name}{f' ({worst.caller})' if worst.caller else ''}."
         ),
-        fix=(
-            "Do not call torch.cuda.empty_cache() in the loop. If memory is nearly full, use "
-            "smaller micro-batches, or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
-        ),
+        fix=advice("memory-calls"),
         cost_ns_per_step=cost,
         ranks=worst.ranks,
         evidence=("idle.pauses", "waterfall.all.idle_pause_ns"),

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator
 
 from distprof.escape import few_ranks
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
 from distprof.sections.collectives import CollectivesResult
 from distprof.sections.idle import IdleResult, PausesResult
 from distprof.sections.input.rules.loading import named_for_late_input
@@ -104,10 +104,7 @@ def uneven_input(
             f"It takes {format_duration(waits[worst])}{of_rank}; the median of its peers is "
             f"{format_duration(_peers(waits, worst))}."
         ),
-        fix=(
-            "Look at what these ranks read: storage and size of the shard, num_workers, "
-            "prefetch_factor, CPU contention with the data loader and sample lengths."
-        ),
+        fix=advice("uneven-input"),
         cost_ns_per_step=int(excess[worst]),
         ranks=late,
         evidence=("step_log.ranks", "pauses.ranks"),
@@ -217,10 +214,7 @@ def pageable_copies(settings: SettingsResult, times: StepTimes, limits: Limits) 
     yield Draft(
         headline=f"Copies from pageable CPU memory alone take {step.part(cost)}",
         message=f"{step.amount(cost)} in {_copies(count)} per {step.word}{_loader(settings)}.",
-        fix=(
-            "Pin CPU memory (pin_memory=True in the data loader, Tensor.pin_memory() once for "
-            "other tensors) and copy with non_blocking=True."
-        ),
+        fix=advice("pageable-copies"),
         cost_ns_per_step=cost,
         without=f"pause {PAGEABLE}",
         ranks=tuple(
@@ -285,10 +279,7 @@ def sampler_without_set_epoch(settings: SettingsResult, limits: Limits) -> Itera
                 f"The {one.sampler} of {name_ranks(one.ranks)} drew the same samples in the same "
                 "order each time."
             ),
-            fix=(
-                "Call loader.sampler.set_epoch(epoch) at the beginning of each epoch, before you "
-                "iterate over the loader."
-            ),
+            fix=advice("sampler-without-set-epoch"),
             ranks=one.ranks,
             evidence=("settings.loaders",),
         )
@@ -349,10 +340,7 @@ def unsharded_data(
                 f"{capitalized(name_ranks(one.ranks))} begin with the same batch of {one.dataset} "
                 f"({how})."
             ),
-            fix=(
-                "Give the loader sampler=DistributedSampler(dataset) and call set_epoch() in each "
-                "epoch, or divide an iterable dataset by rank and worker."
-            ),
+            fix=advice("unsharded-data"),
             ranks=one.ranks,
             evidence=("settings.loaders", "settings.ddp", "settings.fsdp"),
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
 from distprof.sections.idle import IdleResult, PausesResult
 from distprof.sections.settings import HostSetup, SettingsResult
 from distprof.sections.shares import StepTimes
@@ -83,22 +83,6 @@ def named_for_late_input(stragglers: StragglersResult) -> set[int]:
     }
 
 
-_FIX = (
-    "Raise num_workers and prefetch_factor, set pin_memory and persistent_workers, and copy with "
-    "non_blocking=True. Then look at decoding and storage."
-)
-_FIX_OF_CPU = (
-    "Raise num_workers and prefetch_factor, and set persistent_workers; leave the workers cores "
-    "that no rank computes on. Then look at decoding and storage."
-)
-
-
-_FIX_OF_OWN_WORK = (
-    "Hand over less work per batch: collate into few large tensors, without Python objects per "
-    "sample{pinned}. What the loop itself does to a batch belongs into the loader's workers."
-)
-
-
 @rule(
     "INP101",
     Severity.WARNING,
@@ -158,7 +142,7 @@ def input_bound(
         return
     headline = f"The training loop waits {waiting.part} for data"
     message = f"For {waiting.amount} {idle.nothing_runs}."
-    fix = _FIX_OF_CPU if idle.is_cpu else _FIX
+    fix = advice("input-bound", "cpu" if idle.is_cpu else "gpu")
     slept = [pauses.slept_ns.get(rank) for rank in waiting.ranks]
     known = [ns for ns in slept if ns is not None]
     if known and len(known) == len(slept) and max(known) < limits["slept_ratio"] * waiting.ns:
@@ -168,7 +152,7 @@ def input_bound(
             f"{format_duration(max(known))} of a step."
         )
         pinned = "" if idle.is_cpu else ", and set pin_memory=True, whose thread unpacks them"
-        fix = _FIX_OF_OWN_WORK.format(pinned=pinned)
+        fix = advice("input-bound", "own-work", pinned=pinned)
     yield Draft(
         headline=headline,
         message=message,
@@ -179,10 +163,6 @@ def input_bound(
         without="input",
         severity=Severity.ERROR if waiting.ratio >= limits["error_ratio"] else None,
     )
-
-
-_OTHERS = "persistent_workers=True and pin_memory=True"
-_OTHERS_OF_CPU = "persistent_workers=True"
 
 
 @rule(
@@ -239,17 +219,13 @@ def loader_without_workers(
     is_named = waiting.ranks and set(waiting.ranks) <= named_for_late_input(stragglers)
     if waiting.ratio < min_ratio or is_named:
         return
-    others = _OTHERS_OF_CPU if idle.is_cpu else _OTHERS
     yield Draft(
         headline=f"The data loader has no workers: training waits {waiting.part}",
         message=(
             f"For {waiting.amount} {idle.nothing_runs} while the training thread loads its batch "
             "itself."
         ),
-        fix=(
-            f"Set num_workers=4 or more and {others}. If batches are only indexed in memory, index "
-            "whole batches at once."
-        ),
+        fix=advice("loader-without-workers", "cpu" if idle.is_cpu else "gpu"),
         cost_ns_per_step=waiting.ns,
         ranks=waiting.ranks,
         evidence=("settings.feed", "settings.loaders", "waterfall.all.idle_input_ns"),
@@ -334,10 +310,7 @@ def loader_oversubscribed(
             f"{worst.num_cpus} CPUs, which are busy for "
             f"{format_ratio(worst.cpu_busy_ratio)} of the time."
         ),
-        fix=(
-            "Lower num_workers until the workers and training threads of all ranks fit the CPUs. "
-            "If the workers then cannot keep up, decode ahead of time or on the GPU."
-        ),
+        fix=advice("loader-oversubscribed"),
         cost_ns_per_step=waiting.ns,
         confidence=Confidence.INFERRED,
         ranks=tuple(sorted(rank for host in hosts for rank in host.ranks)),
@@ -417,10 +390,7 @@ def _named(shares: dict[int, float]) -> str:
 def _fix(order: list[int]) -> str:
     if len(set(order)) == 1:
         return f"Look at rank {order[0]}: its machine, its storage and its shard of the data."
-    return (
-        "The loaders have no reserve: use more workers, prefetch deeper, or pack samples so that "
-        "all batches cost the same. A shared file system may be the bottleneck."
-    )
+    return advice("input-not-ready")
 
 
 @rule(
@@ -468,10 +438,7 @@ def input_bound_by_log(
             f"{format_duration(timer.mean_ns)} of {format_duration(log.mean_ns)}, according to the "
             f"program's timer {timer.name!r}."
         ),
-        fix=(
-            "Raise num_workers and prefetch_factor, set pin_memory and persistent_workers, and "
-            "copy with non_blocking=True. Then look at decoding and storage."
-        ),
+        fix=advice("input-bound", "gpu"),
         cost_ns_per_step=timer.mean_ns,
         confidence=Confidence.INFERRED,
         evidence=("training_log.timers",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.rules.base import Draft, Limit, Limits, advice, rule
 from distprof.sections.collectives import CollectivesResult
 from distprof.sections.nccl import BETWEEN, NcclHost, NcclResult, NcclTransport, different_networks
 from distprof.sections.nccl.rules import (
@@ -67,11 +67,7 @@ def nccl_over_sockets(
     yield Draft(
         headline=f"{sockets:,} of {total:,} connections between nodes use TCP sockets",
         message=f"NCCL chose NET/Socket{_why(nccl)}.",
-        fix=(
-            "Give NCCL access to the fast network: add InfiniBand devices or the plug-in to the "
-            "container, and unset NCCL_IB_DISABLE and NCCL_NET=Socket. With only Ethernet, use "
-            "more sockets."
-        ),
+        fix=advice("nccl-over-sockets", "connections"),
         cost_ns_per_step=exposed_between_nodes(collectives, times),
         confidence=Confidence.INFERRED,
         evidence=("nccl.transports", "nccl.networks"),
@@ -87,10 +83,7 @@ def _by_choice(nccl: NcclResult) -> Iterator[Draft]:
         yield Draft(
             headline=f"Hosts chose {len(nccl.networks)} networks, and NCCL cannot connect them",
             message=f"{capitalized(differ)}.",
-            fix=(
-                "Make the same network available on all hosts (InfiniBand devices, libibverbs or "
-                "the plug-in in every container), or set NCCL_NET=Socket on all of them."
-            ),
+            fix=advice("nccl-over-sockets", "different"),
             confidence=Confidence.MEASURED,
             evidence=("nccl.hosts",),
         )
@@ -103,10 +96,7 @@ def _by_choice(nccl: NcclResult) -> Iterator[Draft]:
     yield Draft(
         headline=f"NCCL uses TCP sockets between nodes, according to {processes}",
         message=f"NCCL uses sockets{over} for everything between nodes{_why(nccl)}.",
-        fix=(
-            "Give NCCL access to the fast network: add InfiniBand devices, libibverbs or the "
-            "plug-in to the container. With only Ethernet, use more sockets and all interfaces."
-        ),
+        fix=advice("nccl-over-sockets", "chosen"),
         confidence=Confidence.INFERRED,
         severity=None if nccl.num_hosts > 1 else Severity.INFO,
         evidence=("nccl.networks", "nccl.hosts"),
@@ -205,18 +195,11 @@ def no_gpudirect(
         message=(
             f"They use {', '.join(sorted(ways))}, and every byte goes through CPU memory{because}."
         ),
-        fix=_FIX_FAR if total > plain else _fix(nccl),
+        fix=advice("no-gpudirect", "far") if total > plain else _fix(nccl),
         cost_ns_per_step=exposed_between_nodes(collectives, times),
         confidence=Confidence.INFERRED,
         evidence=("nccl.transports",),
     )
-
-
-_FIX_FAR = (
-    "GPUDirect RDMA works on the other connections, so the drivers are fine: these use a card that "
-    "is far from their GPU. Pair each GPU with the nearest card (NCCL_CROSS_NIC=0, the same rail "
-    "on each node, NCCL_TOPO_FILE in virtual machines), or raise NCCL_NET_GDR_LEVEL."
-)
 
 
 def _fix(nccl: NcclResult) -> str:
@@ -225,27 +208,16 @@ def _fix(nccl: NcclResult) -> str:
     versions = " ".join(version.value.lower() for version in nccl.versions)
     is_rccl = any(word in versions for word in ("hip", "rocm", "rccl", "-head"))
     if is_rccl or any("xgmi" in path.lower() for path in nccl.paths):
-        load = (
-            "Use a kernel and amdgpu driver with DMA-BUF (or ib_peer_mem), set "
-            "NCCL_DMABUF_ENABLE=1, and allow large BARs in the BIOS"
-        )
+        maker = "amd"
     elif _cards(nccl, "hfi1"):
-        load = (
-            "Install the GPUDirect build of Omni-Path's hfi1 driver and use PSM2 with CUDA "
-            "(PSM2_CUDA=1, NCCL's PSM2 network plug-in)"
-        )
+        maker = "omni-path"
     elif _cards(nccl, "efa") or any("Libfabric" in name for name in nccl.networks):
-        load = "Use aws-ofi-nccl with an EFA driver and an instance type that supports RDMA reads"
+        maker = "efa"
     elif _cards(nccl, "bnxt_re") or _cards(nccl, "irdma"):
-        load = (
-            "Use DMA-BUF: Linux 5.12 or later, open kernel modules, and a card driver with DMA-BUF"
-        )
+        maker = "dma-buf"
     else:
-        load = "Load nvidia-peermem or use DMA-BUF"
-    return (
-        f"{load}. Disable ACS on PCIe switches, and set NCCL_NET_GDR_LEVEL to a distance that "
-        "covers the cards."
-    )
+        maker = "nvidia"
+    return f"{advice('no-gpudirect', maker)} {advice('no-gpudirect', 'all')}"
 
 
 def _cards(nccl: NcclResult, prefix: str) -> bool:
@@ -327,10 +299,7 @@ def unused_network_cards(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:
             f"for {worst.num_processes} GPUs on {worst.host}, where "
             f"{', '.join(idle[:_MOST_NAMED])}{more} {'is' if len(idle) == 1 else 'are'} unused."
         ),
-        fix=(
-            "Use more channels or NCCL_CROSS_NIC=1, give NCCL the topology (NCCL_TOPO_FILE), and "
-            "check NCCL_IB_HCA."
-        ),
+        fix=advice("unused-network-cards"),
         confidence=Confidence.INFERRED,
         ranks=tuple(sorted(rank for host in found for rank in host.ranks)),
         evidence=("nccl.hosts",),
@@ -390,10 +359,7 @@ def sharp_unavailable(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:  # n
     yield Draft(
         headline=f"NCCL could not use SHARP, in-network reduction: it warned {times}",
         message=f"It reduces on the GPUs instead: {most.text.rstrip('.')}.",
-        fix=(
-            "Start SHARP's aggregation manager (sharp_am) and allow the job to use it, or stop "
-            "trying with NCCL_COLLNET_ENABLE=0."
-        ),
+        fix=advice("sharp-unavailable"),
         ranks=most.ranks,
         evidence=("nccl.warnings",),
     )

@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
 from distprof.sections.nccl import INSIDE, NcclResult, NcclSetting
 from distprof.sections.nccl.rules import connections, has_log, said, setting_of
 from distprof.sections.sharding import ShardingResult
@@ -99,10 +99,7 @@ def forced_nccl_settings(
     yield Draft(
         headline=f"{counted(len(parts), 'setting')} of the environment {verb} NCCL",
         message=f"{' and '.join(parts)}.",
-        fix=(
-            "Run once without these settings and compare with distprof bench. Keep only settings "
-            "that these machines and this version of NCCL need."
-        ),
+        fix=advice("forced-nccl-settings"),
         confidence=Confidence.MEASURED,
         severity=Severity.WARNING if is_heavy else None,
         evidence=("nccl.settings", "sharding.environment"),
@@ -176,10 +173,7 @@ def shared_memory_inside_node(nccl: NcclResult, limits: Limits) -> Iterator[Draf
     yield Draft(
         headline=f"{shared:,} of {total:,} connections inside nodes go through CPU memory",
         message=f"NCCL uses shared memory (SHM); {_why(nccl)}.",
-        fix=(
-            "Enable peer access: unset NCCL_P2P_DISABLE, raise NCCL_P2P_LEVEL, disable ACS. "
-            "nvidia-smi topo -p2p r shows whether the GPUs can."
-        ),
+        fix=advice("shared-memory-inside-node"),
         confidence=Confidence.INFERRED,
         evidence=("nccl.transports", "nccl.settings"),
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from statistics import median
 
 from distprof.escape import few_ranks
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
 from distprof.sections.collectives import CollectivesResult
 from distprof.sections.idle import IdleResult, PausesResult
 from distprof.sections.shares import WIDER_TRANSFER
@@ -101,10 +101,7 @@ def messages_held_up(
                 f"It idles {format_duration(late_ns)} longer than its peers in each step, and "
                 "keeps others waiting for its messages."
             ),
-            fix=(
-                "Look at this rank's CPU: other processes on its cores, garbage collection, "
-                "logging and checkpoints, work between steps that only this rank does."
-            ),
+            fix=advice("messages-held-up"),
             cost_ns_per_step=_cost_ns(rank, messages),
             confidence=Confidence.INFERRED,
             ranks=(rank.rank,),
@@ -218,17 +215,9 @@ def slow_link(
 
 def _link_fix(link: SlowLink) -> str:
     if not link.num_compared:
-        return (
-            "Look at what else used the network in these steps: other jobs, checkpoints, the "
-            "switches' congestion counters (ECN marks, PFC pauses) and link flaps. Repeat "
-            "nccl-tests between these nodes until it is slow, too."
-        )
+        return advice("slow-link", "at-times")
     nodes = f" ({', '.join(link.nodes)})" if 1 < len(link.nodes) <= 4 else ""
-    return (
-        f"Compare the links of {few_ranks(link.ranks)}{nodes} with the others': network card "
-        "and protocol (NCCL_DEBUG=INFO), error counters, cable, link width. Measure with "
-        "nccl-tests between these nodes alone."
-    )
+    return advice("slow-link", "always", ranks=few_ranks(link.ranks), nodes=nodes)
 
 
 def _may_be_the_cpu(link: SlowLink, pauses: PausesResult) -> bool:
@@ -298,10 +287,7 @@ def slow_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]:
 
 def _fix(log: TrainingLogResult, named: tuple[int, ...]) -> str:
     if log.slow_period:
-        return (
-            f"Look at what the program does every {log.slow_period:,} iterations (checkpoints, "
-            "evaluation, garbage collection), and move it off the training thread."
-        )
+        return advice("slow-iterations", "periodic", period=log.slow_period)
     where = ", ".join(f"{number:,}" for number in named)
     at = f" at iterations such as {where}" if where else ""
     return f"Look at input, the file system and the network{at}. Record sensors of the machines."
@@ -363,10 +349,7 @@ def late_rank_by_summary(
             f"Rank {late} holds the others up: {format_ratio(blamed)} of all waiting is for it"
         ),
         message=f"{format_ratio(waiting)} of the time in collectives is waiting.{call}",
-        fix=(
-            f"Look at what rank {late} does before its collectives: clocks, work that only it "
-            "does, its share of the batch. A trace of all ranks shows which."
-        ),
+        fix=advice("late-rank-by-summary", late=late),
         confidence=Confidence.INFERRED,
         ranks=(late,),
         evidence=("collective_summary.classes", "collective_summary.ranks"),
@@ -445,12 +428,6 @@ def _headline_and_message(slow: SlowPeriod) -> tuple[str, str]:
 
 def _slower_iterations_fix(slow: SlowPeriod) -> str:
     if slow.is_gradual:
-        return (
-            "Look for state that grows with each iteration: lists that keep tensors, fragmented "
-            "memory, logs and metrics, slower storage."
-        )
+        return advice("slower-iterations", "gradual")
     at = "" if slow.first_iteration is None else f" at iteration {slow.first_iteration:,}"
-    return (
-        f"Look at what changed{at}: a restart on other nodes, a GPU that throttles, other jobs on "
-        "the network or the file system, longer sequences."
-    )
+    return advice("slower-iterations", "at-once", at=at)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from distprof.bounds import table_beside
 from distprof.escape import few_ranks, fitting
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
 from distprof.sections.capture import CaptureResult
 from distprof.sections.collectives import CollectivesResult
 from distprof.sections.moe import MoeResult
@@ -354,7 +354,7 @@ def rotating_straggler(
             f"{format_duration(one.lost_ns_per_step)} of every step.",
             ("stragglers.sets", "stragglers.steps"),
             steps=one.steps,
-            fix=_AT_RANDOM,
+            fix=advice("rotating-straggler", "each-alone"),
         )
     found = of_pattern(stragglers, collectives, pattern, least)
     if not found:
@@ -370,23 +370,13 @@ def rotating_straggler(
             f"Ranks {fold_ranks(ranks)} alternately arrive far behind all others, which wait "
             f"{format_duration(lost)} of every step."
         ),
-        fix=(
-            "Remove what stalls ranks at random: synchronise garbage collection (gc.disable and "
-            "gc.collect every N steps), balance sequence lengths in a global batch, pin loader "
-            "workers and NCCL threads to their own cores."
-        ),
+        fix=advice("rotating-straggler", "in-turn"),
         cost_ns_per_step=lost,
         confidence=Confidence.INFERRED,
         ranks=ranks,
         evidence=("stragglers.ranks", "stragglers.steps"),
         without="late ranks",
     )
-
-
-_AT_RANDOM = (
-    "Remove what slows ranks at random: other processes on their machines, garbage "
-    "collection at different steps, batches of unequal cost, power limits that nodes share."
-)
 
 
 @rule(
@@ -434,10 +424,7 @@ def unrecorded_straggler(
             f"{step.amount(cost)} for {unrecorded(capture)}: late ranks had waited in a collective "
             "that lacks a member."
         ),
-        fix=(
-            "Record all ranks to see which is late and why. Until then, look at the nodes of the "
-            "missing ranks: clocks and temperatures, input, links."
-        ),
+        fix=advice("unrecorded-straggler"),
         cost_ns_per_step=cost,
         confidence=Confidence.INFERRED,
         ranks=capture.ranks_missing,

@@ -8,7 +8,7 @@ from statistics import median
 import msgspec
 
 from distprof.escape import fitting
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
 from distprof.sections.stragglers import StragglersResult
 from distprof.sections.table import counted
 from distprof.sections.telemetry import (
@@ -190,8 +190,7 @@ def wrong_conditions(
             "GPU memory had "
             f"{counted(sum(one.ecc_uncorrected or 0 for one in wrong), 'uncorrectable error')}",
             f"{capitalized(name_devices(wrong))} counted them since the driver was loaded.",
-            "Look for XID 48, 63, 94 and 95 in the kernel log of the host, reset the GPU, and "
-            "replace it if the errors come back.",
+            advice("device-errors", "memory"),
             wrong,
         )
     reported = {id(one) for one in (*failed, *waiting)}
@@ -228,31 +227,11 @@ _HEAT = ("hw_thermal_slowdown", "sw_thermal_slowdown", "thermal_violation")
 _BRAKE = ("hw_power_brake_slowdown",)
 _HARDWARE = ("hw_slowdown",)
 _CAP = ("sw_power_cap", "power_violation")
-_CAUSES: tuple[tuple[tuple[str, ...], str, str], ...] = (
-    (
-        _HEAT,
-        "heat",
-        "Look at air flow, inlet temperature, fans or coolant of its host "
-        "(nvidia-smi -q -d TEMPERATURE,PERFORMANCE). Until then run the job without that host.",
-    ),
-    (
-        _BRAKE,
-        "the power brake signal",
-        "Look at the power supplies of its host and their cables: the signal comes from outside "
-        "the GPU.",
-    ),
-    (
-        _HARDWARE,
-        "its hardware",
-        "Look at temperature, power supply and the kernel log of its host "
-        "(nvidia-smi -q -d PERFORMANCE). Replace the GPU if it stays slow.",
-    ),
-    (
-        _CAP,
-        "a power cap that its peers do not reach",
-        "Compare power limits (nvidia-smi -q -d POWER) and set one for all. If limits are equal, "
-        "check its cooling: a hot GPU needs more power for the same clock.",
-    ),
+_CAUSES = (
+    (_HEAT, "heat", "heat"),
+    (_BRAKE, "the power brake signal", "brake"),
+    (_HARDWARE, "its hardware", "hardware"),
+    (_CAP, "a power cap that its peers do not reach", "cap"),
 )
 
 
@@ -298,7 +277,7 @@ def throttled_device(
     """
     units = units_of(telemetry)
     left = units
-    for reasons, cause, fix in _CAUSES:
+    for reasons, cause, case in _CAUSES:
         gpus = _slowed(left, reasons, limits)
         if not gpus:
             continue
@@ -323,7 +302,7 @@ def throttled_device(
             message=(
                 f"{it} {' and '.join(names)}{reason} in these samples {when}{_clocks(gpus, units)}."
             ),
-            fix=fix,
+            fix=advice("throttled-device", case),
             cost_ns_per_step=cost,
             confidence=confidence,
             ranks=ranks_of(gpus),
@@ -429,11 +408,7 @@ def uneven_device_clocks(
                     f"{'their' if several else 'its'} peers at {median:,.0f} MHz, for no "
                     "reported reason."
                 ),
-                fix=(
-                    "Reset application and locked clocks (nvidia-smi -rac, nvidia-smi -rgc), "
-                    "compare power limits (nvidia-smi -q -d CLOCK,POWER). Take a GPU whose "
-                    "clock stays low out of service."
-                ),
+                fix=advice("uneven-device-clocks"),
                 cost_ns_per_step=cost,
                 confidence=confidence,
                 ranks=ranks_of(slow),
@@ -509,10 +484,7 @@ def hot_device(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
     yield Draft(
         headline=headline,
         message=f"{capitalized(others)}.",
-        fix=(
-            "Compare inlet temperature, fans and air flow of the host with those of other hosts. "
-            "Reseat the heat sink if only one GPU of a host is hot."
-        ),
+        fix=advice("hot-device"),
         confidence=Confidence.MEASURED
         if all(unit.is_sure for unit in hot)
         else Confidence.INFERRED,

@@ -9,7 +9,7 @@ import msgspec
 
 from distprof.bounds import table_beside
 from distprof.escape import fitting, shorten
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limits, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limits, advice, rule
 from distprof.sections.table import counted
 from distprof.sections.telemetry import DeviceError, TelemetryResult
 from distprof.sections.telemetry.rules.devices import NO_SENSORS, wrong_conditions
@@ -229,10 +229,7 @@ def _fabric_draft(error: DeviceError) -> Draft:
     return Draft(
         headline=fitting(f"{device} {logged}", f"An NVSwitch {logged}"),
         message=f"Error{number} of {device}: {error.text.rstrip('.')[:200]}.",
-        fix=(
-            "Look the number up in the fabric manager's guide, reset the host's GPUs and switches, "
-            "and have the switch's board and cables checked if the error comes back."
-        ),
+        fix=advice("device-errors", "fabric"),
         confidence=Confidence.INFERRED,
         evidence=("telemetry.errors",),
         severity=Severity.ERROR if is_fatal else None,
@@ -286,10 +283,7 @@ def _crash_draft(error: DeviceError) -> Draft:
         error,
         headline=capitalized(f"{kind}{subject_of(error)} crashed {_times(error.count)}"),
         message=f"{who(error)} crashed{when_of(error)}: {text}.",
-        fix=(
-            "Look at the named library, and run with python -X faulthandler to see the line of the "
-            "program. If it happens on only one host, test that host's memory."
-        ),
+        fix=advice("crashed-process"),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import mean, median
 
 from distprof.escape import few_ranks, fitting
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
 from distprof.sections.idle import IdleResult
 from distprof.sections.kernels import KernelsResult
 from distprof.sections.shares import MeanStep, StepTimes
@@ -68,10 +68,7 @@ def energy_spent_waiting(telemetry: TelemetryResult, limits: Limits) -> Iterator
     yield Draft(
         headline=f"{format_ratio(share)} of the energy is drawn while ranks wait for others",
         message=_amount(telemetry.energy_per_step_j, share),
-        fix=(
-            "Fix the causes of waiting, most expensive first. Until then a lower power cap on "
-            "waiting ranks saves energy and costs no time."
-        ),
+        fix=advice("energy-spent-waiting"),
         confidence=Confidence.MODELLED,
         evidence=("telemetry.waiting_energy_ratio",),
     )
@@ -166,10 +163,7 @@ def shared_gpu(
         yield Draft(
             headline=f"{capitalized(what)}: {effect}",
             message=f"{capitalized(text(groups))} {_effect(cost, stretched, step)}",
-            fix=(
-                "Give each rank its own GPU (device from LOCAL_RANK, as many ranks as GPUs), and "
-                "stop processes that earlier jobs left on it."
-            ),
+            fix=advice("shared-gpu"),
             cost_ns_per_step=cost or None,
             confidence=Confidence.INFERRED,
             ranks=ranks,
@@ -293,10 +287,7 @@ def inactive_nvlinks(telemetry: TelemetryResult, limits: Limits) -> Iterator[Dra
                     f"{who} reaches {format_bandwidth(worst.bytes_per_s)} of "
                     f"{format_bandwidth(expected)} per direction{_which(worst)}{more}."
                 ),
-                fix=(
-                    "Reset the GPUs and restart the fabric manager, look for XID 74 and NVSwitch "
-                    "errors in the host's logs, and have the board checked if links stay down."
-                ),
+                fix=advice("inactive-nvlinks"),
                 ranks=ranks_of(short),
                 evidence=("telemetry.nvlinks",),
             )
@@ -388,10 +379,7 @@ def _reduced_pcie_link_draft(link: tuple[str, str], devices: Sequence[DeviceCond
         message=(
             f"{capitalized(name_devices(devices))} {run} over {link[0]}, but {allow} {link[1]}."
         ),
-        fix=(
-            "Reseat the GPU, its riser and its cables, look for PCIe errors in the kernel log of "
-            "its host, and compare the settings of its slot in the firmware with those of others."
-        ),
+        fix=advice("reduced-pcie-link"),
         ranks=ranks_of(devices),
         evidence=("telemetry.conditions",),
     )

@@ -1,0 +1,73 @@
+"""The table of advice has what the rules ask for, and nothing else."""
+
+from __future__ import annotations
+
+import ast
+import string
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from distprof.rules import all_rules
+from distprof.rules.base import advice
+
+ROOT = Path(__file__).parents[2]
+TABLE = tomllib.loads((ROOT / "distprof/rules/advice.toml").read_text("utf-8"))
+ENTRIES = {
+    (problem, case): text
+    for problem, found in TABLE.items()
+    for case, text in ({"": found} if isinstance(found, str) else found).items()
+}
+
+
+def strings_in(node: ast.AST) -> set[str]:
+    values = (one.value for one in ast.walk(node) if isinstance(one, ast.Constant))
+    return {value for value in values if isinstance(value, str)}
+
+
+def calls() -> list[tuple[str, set[str], set[str]]]:
+    """Of each call: the problem, the cases that it may name, and the names of its parts."""
+    found = []
+    for path in sorted((ROOT / "distprof").rglob("rules*/*.py")) + sorted(
+        (ROOT / "distprof").rglob("rules.py")
+    ):
+        module = ast.parse(path.read_text("utf-8"))
+        for node in ast.walk(module):
+            if not isinstance(node, ast.Call) or ast.unparse(node.func) != "advice":
+                continue
+            problem, *case = (ast.literal_eval(node.args[0]), *node.args[1:])
+            choice = case[0] if case else ast.Constant("")
+            named = [choice.body, choice.orelse] if isinstance(choice, ast.IfExp) else [choice]
+            cases = {text for one in named for text in strings_in(one)}
+            if not all(isinstance(one, ast.Constant) for one in named):
+                cases |= strings_in(module) & {name for of, name in ENTRIES if of == problem}
+            found.append((problem, cases, {part.arg for part in node.keywords}))
+    return found
+
+
+CALLS = calls()
+
+
+def parts_of(text: str) -> set[str]:
+    return {name for _, name, _, _ in string.Formatter().parse(text) if name}
+
+
+def test_every_problem_is_a_rule():
+    assert {*TABLE} <= {rule.name for rule in all_rules()}
+
+
+@pytest.mark.parametrize(("problem", "cases", "parts"), CALLS, ids=lambda value: str(value)[:40])
+def test_what_a_rule_asks_for_is_in_the_table_with_its_parts(problem, cases, parts):
+    wanted = [ENTRIES[problem, case] for case in cases]
+    assert wanted
+    assert {name for text in wanted for name in parts_of(text)} == parts
+
+
+def test_a_rule_asks_for_each_entry():
+    assert {(problem, case) for problem, cases, _ in CALLS for case in cases} == {*ENTRIES}
+
+
+def test_parts_are_filled_in_with_their_format():
+    assert " every 1,500 iterations " in advice("slow-iterations", "periodic", period=1500)
+    assert advice("low-mfu") == TABLE["low-mfu"]
