@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import textwrap
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import Any
 
 from distprof.units import capitalized, fold_ranks
 
@@ -36,6 +37,15 @@ def plain(text: str) -> str:
 def plain_lines(text: str) -> str:
     """Like :func:`plain` for text of several lines; line breaks are kept."""
     return "\n".join(plain(line) for line in text.split("\n"))
+
+
+def each_text(value: Any, change: Callable[[str], str]) -> Any:
+    """Builtins with every text in them changed, keys included; tuples become lists."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {each_text(key, change): each_text(item, change) for key, item in value.items()}
+    return [each_text(one, change) for one in value] if isinstance(value, list | tuple) else value
 
 
 def markdown_text(text: str) -> str:

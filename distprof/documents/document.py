@@ -23,6 +23,7 @@ from distprof.artefacts.files import write_atomically
 from distprof.bounds import Bound, NotAFileError, TooLargeError, decode_json, read_plain
 from distprof.documents.page import Page
 from distprof.errors import InputError, SchemaError, UsageError
+from distprof.escape import each_text
 from distprof.formats import RenderOptions
 from distprof.terms import CI_FORMATS
 
@@ -127,7 +128,7 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         try:
             data = msgspec.json.encode(result, order=self.order)
         except UnicodeEncodeError:  # half a surrogate pair: a file name that is not UTF-8
-            builtins = _well_formed(msgspec.to_builtins(result))
+            builtins = each_text(msgspec.to_builtins(result), _well_formed)
             data = msgspec.json.encode(builtins, order=self.order)
         if len(data) <= LARGE:
             data = msgspec.json.format(data, indent=self.indent)
@@ -273,13 +274,9 @@ def _escaped(match: re.Match[str]) -> str:
     return "".join(f"\\u{units[i : i + 4]}" for i in range(0, len(units), 4))
 
 
-def _well_formed(value: Any) -> Any:
-    """``value`` with unpaired surrogates escaped in every string inside."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()
-    if isinstance(value, dict):
-        return {_well_formed(key): _well_formed(item) for key, item in value.items()}
-    return [_well_formed(item) for item in value] if isinstance(value, list | tuple) else value
+def _well_formed(text: str) -> str:
+    """``text`` with unpaired surrogates escaped."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

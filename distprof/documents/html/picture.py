@@ -24,7 +24,7 @@ from distprof.documents.html.blocks import (
     slug,
     untouched,
 )
-from distprof.escape import plain, short_ranks
+from distprof.escape import each_text, plain, short_ranks
 from distprof.sections.picture import (
     IDLE,
     TRANSFER,
@@ -218,25 +218,11 @@ def _kinds(axes: Sequence[str]) -> tuple[str, ...]:
 
 
 def _json(data: _Data) -> Markup:
-    """Data for the script: no character of it ends the element or starts a comment."""
-    text = msgspec.json.encode(_plainly(data)).decode()
+    """Data for the script: no character of it ends the element, starts a comment or is unseen."""
+    text = msgspec.json.encode(each_text(msgspec.to_builtins(data), plain)).decode()
     for mark in "<>&":
         text = text.replace(mark, f"\\u{ord(mark):04x}")
     return untouched(text)
-
-
-def _plainly(data: _Data) -> object:
-    """The data as builtins, with control and invisible characters of names shown."""
-    built = msgspec.to_builtins(data)
-
-    def shown(value: object) -> object:
-        if isinstance(value, str):
-            return plain(value)
-        if isinstance(value, dict):
-            return {plain(key): shown(one) for key, one in value.items()}
-        return [shown(one) for one in value] if isinstance(value, list | tuple) else value
-
-    return shown(built)
 
 
 _WHICH = {"median": "nearest to the median length", "longest": "the longest"}

@@ -187,6 +187,7 @@ class Columns:
         self._schema = schema
         self._values: list[Any] = [array("d" if c.dtype == "float64" else "q") for c in schema]
         self._names: list[dict[str, int]] = [{} for _ in schema]
+        self._of_record = attrgetter(*schema.names)
 
     def __len__(self) -> int:
         return len(self._values[0])
@@ -202,7 +203,7 @@ class Columns:
 
     def add_record(self, record: Any) -> None:
         """Add a row whose columns are fields of a record."""
-        self.add(*(getattr(record, name) for name in self._schema.names))
+        self.add(*self._of_record(record))
 
     def table(self) -> Table:
         """The rows so far."""
@@ -334,21 +335,7 @@ class _Steps:
         _check_span(record.start_ns, record.end_ns)
         if len(record.phases) > MAX_PHASES:
             raise ValueError("too many phases")
-        self.steps.add(
-            record.step,
-            record.start_ns,
-            record.end_ns,
-            record.tokens,
-            record.samples,
-            record.loss,
-            record.num_micro_batches,
-            record.run_queue_ns,
-            record.cpu_ns,
-            record.is_traced,
-            record.is_light,
-            None if record.gpu_behind is None else int(record.gpu_behind),
-            record.is_probed,
-        )
+        self.steps.add_record(record)
         for phase in record.phases:
             if phase.end_ns >= phase.start_ns:
                 self.phases.add(record.step, phase.name, phase.start_ns, phase.end_ns)

@@ -16,7 +16,7 @@ from itertools import chain
 
 import msgspec
 
-from distprof.bounds import Bound, table_beside
+from distprof.bounds import Bound, patterns_beside, table_beside
 from distprof.ingest.communication import collective_kind
 from distprof.ingest.files import beginning, begins_object, refusing, whole
 from distprof.ingest.kinds import Source
@@ -27,32 +27,7 @@ MAX_ROWS = 100_000
 BOUND = Bound(reads="a table of operators", num_bytes=64_000_000, rows=MAX_ROWS, beyond="refused")
 MAX_NAME = 300
 _SNIFFED_BYTES = 1 << 16
-_BETWEEN = re.compile(r"\s{2,}")
-_HEADER = re.compile(
-    r"^\s*Name\s{2,}.*\b(?:Self CPU|CPU time).*\s{2}(?:# of Calls|Number of Calls|Calls)\b", re.M
-)
-_CELL = r"-?\d[\d.]{0,15}"
-_TIME = rf"{_CELL}\s?(?:ns|us|µs|ms|s)"
-_HEADLESS = re.compile(
-    rf"^\s*\S.{{0,200}}?\s{{2,}}{_CELL}%\s{{2,}}{_TIME}\s{{2,}}(?:{_CELL}%|0)\s{{2,}}{_TIME}\s{{2,}}{_TIME}\s.*\d\s*$",
-    re.M,
-)
-_OF_CPU = ["Name", "Self CPU %", "Self CPU", "CPU total %", "CPU total", "CPU time avg"]
-_MEMORY = ["CPU Mem", "Self CPU Mem", "CUDA Mem", "Self CUDA Mem"]
-_OF_CUDA = ["Self CUDA", "Self CUDA %", "CUDA total", "CUDA time avg"]
-_COLUMNS = {
-    7: [*_OF_CPU, "# of Calls"],
-    10: [*_OF_CPU, "CUDA total %", "CUDA total", "CUDA time avg", "Number of Calls"],
-    9: [*_OF_CPU, *_MEMORY[:2], "# of Calls"],
-    11: [*_OF_CPU, *_OF_CUDA, "# of Calls"],
-    15: [*_OF_CPU, *_OF_CUDA, *_MEMORY, "# of Calls"],
-}
-"""Columns by their number; before PyTorch 1.7, there were ten; with memory, 9 or 15."""
-_UNIT = re.compile(r"^Timer unit: (\d[\d.e+-]{0,12}) s", re.M)
-_WHOLE = re.compile(r" function calls\b.{0,60} in (\d{1,9}\.\d{1,6}) (?:CPU )?seconds")
-_OF_DEVICE = re.compile(r"Self (?!CPU\b)(\w+)(?: total)?")
-_DURATION = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s?(ns|us|µs|ms|s)")
-_TOTAL = re.compile(r"^Self (\w+) time total:\s*(\S.{0,40})$")
+_PATTERNS = patterns_beside(__package__, "operator_table.toml")
 _LIBRARIES = ("nccl", "rccl", "c10d", "oneccl", "hccl", "hcom_")
 _LEAST_SHARE = 0.2
 """Percent from which a share that is rounded to a decimal or two shows the total roughly."""
@@ -83,19 +58,27 @@ def _layouts() -> tuple[tuple[re.Pattern[str], _Layout], ...]:
     return tuple((re.compile(one.header, re.M), one) for one in known)
 
 
+@cache
+def _columns() -> dict[str, list[str]]:
+    """Columns of a table without a header, by their number."""
+    columns: dict[str, list[str]] = table_beside(__package__, "operator_table.toml")["columns"]
+    return columns
+
+
 def fits_operator_table(source: str) -> bool:
     """Whether a file holds such a table near its beginning; never raises for other files."""
     data = beginning(source, _SNIFFED_BYTES)
     start = "" if begins_object(data) else data.decode("utf-8", "replace")
-    headers = (header for header, _ in _layouts())
-    return bool(start) and any(h.search(start) for h in (_HEADER, _HEADLESS, *headers))
+    own = (_PATTERNS[name] for name in ("header", "headless"))
+    headers = chain(own, (header for header, _ in _layouts()))
+    return bool(start) and any(header.search(start) for header in headers)
 
 
 def read_operator_table(source: str) -> OperatorTable:
     """Read the first table of a file; InputError if it cannot be read or has no row."""
     data = whole(source, BOUND.num_bytes, _refuse)
     text = data.decode("utf-8-sig", "replace").replace("\0", "")
-    if not _HEADER.search(text):
+    if not _PATTERNS["header"].search(text):
         for header, layout in _layouts():
             if found := header.search(text):
                 return _listed(source, text, found.end(), layout)
@@ -105,7 +88,7 @@ def read_operator_table(source: str) -> OperatorTable:
 def _listed(source: str, text: str, start: int, layout: _Layout) -> OperatorTable:
     """The table of functions or kernels whose header ends at a position."""
     row = re.compile(layout.row)
-    unit, whole_s = _UNIT.search(text), _WHOLE.search(text)
+    unit, whole_s = _PATTERNS["unit"].search(text), _PATTERNS["whole"].search(text)
     scale = 1e9 * float(unit[1]) if unit else _NS[layout.unit]
     are_kernels = "all" not in row.groupindex
     found: dict[str, TableOperator] = {}
@@ -146,23 +129,24 @@ def _operators(source: str, every: Sequence[str]) -> OperatorTable:
     header: list[str] | None = None
     for line in lines:
         cells = _cells(line)
-        if _HEADER.match(line):
+        if _PATTERNS["header"].match(line):
             header = cells
-        elif _HEADLESS.match(line) and len(cells) in _COLUMNS:
-            first, header = line, _COLUMNS[len(cells)]
+        elif _PATTERNS["headless"].match(line):
+            header = _columns().get(str(len(cells)))
+            first = line if header else ""
         if header is not None:
             break
     if header is None:
         _refuse(source, "no header")
-    device = next((m[1] for m in map(_OF_DEVICE.fullmatch, header) if m), "")
+    device = next((m[1] for m in map(_PATTERNS["of_device"].fullmatch, header) if m), "")
     operators: list[TableOperator] = []
     whole = {what: _Whole() for what in ("CPU", device)}
     totals: dict[str, int] = {}
     num_broken = 0
     for line in chain([first], lines):
-        if total := _TOTAL.match(line.strip()):
+        if total := _PATTERNS["total"].match(line.strip()):
             totals.setdefault(total[1], _ns(total[2].strip()) or 0)
-        elif _HEADER.match(line):
+        elif _PATTERNS["header"].match(line):
             break
         elif line.strip(" -") and not totals:
             cells = _cells(line)
@@ -200,14 +184,14 @@ class _Whole:
 
     def take(self, own: int | None, share: str) -> None:
         """Add a row, with its share in percent."""
-        is_share = own and re.fullmatch(_CELL, share) and share.count(".") < 2
+        is_share = own and _PATTERNS["cell"].fullmatch(share) and share.count(".") < 2
         if own and is_share and float(share) > max(self._share, _LEAST_SHARE):
             self._share = float(share)
             self.ns = round(own / self._share * 100)
 
 
 def _cells(line: str) -> list[str]:
-    return _BETWEEN.split(line.strip().removesuffix("</b>"))
+    return _PATTERNS["between"].split(line.strip().removesuffix("</b>"))
 
 
 def _kind(name: str) -> CollectiveKind:
@@ -237,7 +221,7 @@ def _operator(header: Sequence[str], cells: Sequence[str], device: str) -> Table
 
 
 def _ns(text: str) -> int | None:
-    found = _DURATION.fullmatch(text)
+    found = _PATTERNS["duration"].fullmatch(text)
     return round(float(found[1]) * _NS[found[2]]) if found else None
 
 

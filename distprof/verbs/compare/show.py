@@ -176,8 +176,8 @@ def _named(run: ComparedRun) -> str:
 def comparison_sentences(comparison: Comparison) -> Iterator[str]:
     """Whether the comparison is like for like, its uncertainty, throughput and memory."""
     yield _likeness(comparison)
-    yield from filter(None, (_traced_change(comparison), _largest(comparison.operators)))
-    yield from filter(None, (_certainty(comparison),))
+    told = (_traced_change(comparison), _largest(comparison.operators), _certainty(comparison))
+    yield from filter(None, told)
     one, other = comparison.first, comparison.second
     rates = (one.throughput_per_s, other.throughput_per_s)
     if None not in rates and one.throughput_unit == other.throughput_unit:
