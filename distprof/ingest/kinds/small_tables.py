@@ -480,7 +480,9 @@ def _counts(line: str) -> list[tuple[int, str, int]]:
         word = (match["word"] or "").lower()
         listed = match["list"].count(",") + 1 if match["list"] else 0
         named = _WORDS.index(word) if word in _WORDS else 1
-        number = next((match[g] for g in ("n", "set", "flag", "n_cjk") if match[g]), None)
+        number = next(
+            (match[g] for g in ("n", "set", "flag", "n_cjk", "n_model") if match[g]), None
+        )
         count = _CJK.get(number or "") or int(number or listed or named)
         if match["hosts"]:
             count = int(match["hosts"]) * int(match["each"])
@@ -583,7 +585,8 @@ def _table_pairs(lines: Sequence[str]) -> tuple[dict[str, float], str, str]:
             if any(is_way(name) and not is_count(name) for name in ways) and not found["time"]:
                 found["time"] = ways
     names = {name for by_name in found.values() for name in by_name}
-    kinds = ("time", "iterations") if any(is_way(n) and not is_count(n) for n in names) else found
+    of_ways = any(is_way(n) and not is_count(n) for n in names)
+    kinds = ("time", "iterations", "rate", "each") if of_ways else found
     kind = next((kind for kind in kinds if found[kind]), "iterations")
     are_listed = named_ways >= found[kind].keys() and not all(map(_number_in, found[kind]))
     if len(found[kind]) > 1 and (are_listed or all(map(is_way, found[kind]))):
@@ -633,8 +636,8 @@ def _sentence_pairs(
         for (count, of, _), value in zip(named, values, strict=True):
             found.setdefault((of, count), [value.per_s])
         last = max((value.at for value in values), default=-1)
-        waiting = [(of, count) for count, of, at in counts if at > last]
-        pending = waiting[0] if len(waiting) == 1 else None
+        waiting = {(of, count) for count, of, at in counts if at > last}
+        pending = waiting.pop() if len(waiting) == 1 else None
     return {key: median(rates) for key, rates in found.items()}
 
 
@@ -672,8 +675,8 @@ def _scaling(text: str) -> ScalingTable | None:
         by_iterations = (
             ("time", "iterations") if "epoch" in text.lower() else ("iterations", "time")
         )
-        rates = ("rate", "each")
-        kinds = (*rates, *by_iterations) if fewest == 2 else rates  # long prose has many times
+        timed = by_iterations if fewest == 2 else ()  # long prose has many times
+        kinds = ("rate", "each", *timed)
         typed = {kind: _sentence_pairs(read, kind) for kind in kinds}
         options = (
             (kind, of, {count: rate for (what, count), rate in found.items() if what == of})

@@ -46,6 +46,7 @@ _PHASES = _PATTERNS["phase"].groupindex.keys() - {"in", "exact", "value", "unit"
 _BARE = (b"time", b"elapsed", b"duration")
 _LONG_S, _MANY = 10.0, 10
 """A time from here on, with this many steps since the last report, is that of all of them."""
+_LEAST_WHOLE = 0.95  # Share of its parts; the name of less is not that of the whole.
 _MAX_LINE = 2_000
 _MAX_KEPT = 50_000
 
@@ -115,15 +116,18 @@ class PhasesGrammar(Grammar):
             return
         if not self._found[0][2]:
             self.notes.append("The log names no unit of times: distprof reads them as seconds.")
-        if not all("" in one for one in iterations if len(one) == most):
+        is_known = True
+        for phases in (one for one in iterations if len(one) == most):
+            parts = sum(time for name, time in phases.items() if name)
+            whole = phases.pop("", 0.0)
+            is_known &= whole >= _LEAST_WHOLE * parts
+            self.add(Row(None, duration_ns=s_to_ns(max(parts, whole))))
+            self.add_timers({name: s_to_ns(time) or 0 for name, time in phases.items()})
+        if not is_known:
             self.notes.append(
                 "The log does not say how long a whole iteration takes: shares are those of the "
                 "phases that distprof knows by name."
             )
-        for phases in (one for one in iterations if len(one) == most):
-            parts = sum(time for name, time in phases.items() if name)
-            self.add(Row(None, duration_ns=s_to_ns(max(parts, phases.pop("", 0.0)))))
-            self.add_timers({name: s_to_ns(time) or 0 for name, time in phases.items()})
         self._found.clear()
 
 

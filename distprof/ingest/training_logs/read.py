@@ -7,7 +7,7 @@ its signs, so other lines cost next to nothing. The grammar that finds the most 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 
@@ -157,8 +157,8 @@ def _with_phases(chosen: Grammar | None, start: bytes) -> Grammar | None:
     return phases if 1 / _ALIKE < share < _ALIKE else chosen
 
 
-def _runs(source: str, text: bytes) -> Iterator[tuple[int, str, TrainingLog]]:
-    """Iteration time, name and log of each run that is pasted below its name."""
+def _runs(source: str, text: bytes) -> Iterator[tuple[str, TrainingLog]]:
+    """Name and log of each run that is pasted below its name."""
     for block in _PATTERNS["block"].finditer(text):
         candidates = Candidates()
         candidates.take(block["fenced"] or block["below"] or b"")
@@ -167,22 +167,34 @@ def _runs(source: str, text: bytes) -> Iterator[tuple[int, str, TrainingLog]]:
         log = to_log(chosen, found, (source,), text.count(b"\n")) if chosen else None
         if log is not None and log.median_step_ns:
             said = (block["name"] or block["title"]).decode("utf-8", "replace").replace("`", "")
-            said = re.split(r"[.?!] ", said)[-1].strip("#*>-: \r")
-            yield log.median_step_ns, shorten(said, _MAX_NAME), log
+            said = re.split(r"[.?!] ", said)[-1].strip("#*>-:： \r")
+            yield shorten(said, _MAX_NAME), log
 
 
 def _slowest_run(source: str, start: bytes) -> TrainingLog | None:
-    """The slowest of several runs in a text; None unless their iteration times differ."""
-    runs = [*enumerate(_runs(source, start), start=1)]
-    fastest, *_, slowest = sorted(runs, key=lambda run: run[1][0]) if len(runs) > 1 else (None,) * 2
-    if fastest is None or slowest is None or slowest[1][0] < _APART * fastest[1][0]:
+    """The slowest of several runs in a text; None unless their times differ."""
+    runs = [*_runs(source, start)]
+    what, times = _times([log for _, log in runs])
+    if len(runs) < 2 or max(times) < _APART * min(times):
         return None
-    (one, (slow, name, log)), (other, (fast, other_name, _)) = slowest, fastest
+    slowest, fastest = times.index(max(times)), times.index(min(times))
+    (name, log), (other, _) = runs[slowest], runs[fastest]
     note = (
-        f"{RUN}{one} in the text (“{name}”) takes {format_duration(slow)} per iteration, "
-        f"{slow / fast:.2f} times as long as run {other} (“{other_name}”)."
+        f"{RUN}{slowest + 1} in the text (“{name}”) takes {format_duration(max(times))} per "
+        f"{what}, {max(times) / min(times):.2f} times as long as run {fastest + 1} (“{other}”)."
     )
     return replace(log, notes=(note, *log.notes))
+
+
+def _times(logs: Sequence[TrainingLog]) -> tuple[str, list[int]]:
+    """Time of an iteration in each log, in ns; that of a sample if their batches differ."""
+    times = [log.median_step_ns or 0 for log in logs]
+    known = [log.samples_per_s[np.isfinite(log.samples_per_s)] for log in logs]
+    rates = [float(np.median(each)) for each in known if len(each)]
+    batches = [time * rate for time, rate in zip(times, rates, strict=False)]
+    if len(rates) < len(logs) or max(batches, default=0) < _APART * min(batches, default=0):
+        return "iteration", times
+    return "sample", [round(1e9 / rate) for rate in rates]
 
 
 def _slowest_start(log: TrainingLog) -> TrainingLog:
@@ -201,11 +213,11 @@ def _slowest_start(log: TrainingLog) -> TrainingLog:
         )
         for a, b in pairwise(edges)
     ]
-    times = [part.median_step_ns or 0 for part in parts]
+    what, times = _times(parts)
     if max(times) < _APART * min(times):
         return log
     each = ", then ".join(map(format_duration, times))
-    note = f"{AGAIN}: an iteration takes {each}, up to {max(times) / min(times):.2f} times as long."
+    note = f"{AGAIN}: each {what} takes {each}, up to {max(times) / min(times):.2f} times as long."
     slowest = parts[times.index(max(times))]
     return replace(slowest, notes=(note, *log.notes))
 

@@ -136,6 +136,8 @@ def _slow(number: Int64Array, ns: Int64Array, span: Int64Array) -> dict[str, Any
     medians = [float(np.median(ns[a:b])) for a, b in pairwise(edges)]
     usual = np.repeat(np.array(medians, np.float64), np.diff(edges))
     is_slow = ns > SLOW_RATIO * usual
+    first = int(np.argmin(is_slow))
+    is_slow[: first * (first > 1)] = False  # before the training is warm
     excess = float(np.sum((ns - usual)[is_slow])) / len(ns)
     order = np.flatnonzero(is_slow)
     order = order[np.argsort(-ns[order], kind="stable")][:MAX_SLOWEST]
