@@ -200,7 +200,8 @@ def _host_copies(measured: Sequence[GpuCopies]) -> tuple[str, ...]:
     worst = min(known, key=lambda one: one.slowest_bytes_per_s / one.bytes_per_s)
     least, usual = map(format_bandwidth, (worst.slowest_bytes_per_s, worst.bytes_per_s))
     if worst.slowest_bytes_per_s >= (1 - _UNEVEN) * worst.bytes_per_s:
-        return (f"Each GPU copies {worst.host} host memory at about {usual}.",)
+        ways = (f"{one.host} host memory at {format_bandwidth(one.bytes_per_s)}" for one in known)
+        return (f"GPUs copy {', '.join(ways)}.",)
     return (
         f"GPU {worst.slowest[0]} copies {worst.host} host memory at only {least}: the others reach "
         f"{usual} (median).",
