@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import cache
 
 import msgspec
 
-from distprof.bounds import table_beside
+from distprof.bounds import patterns_beside
 from distprof.terms import NcclRemark
 from distprof.units import NS_PER_S
 
@@ -156,63 +155,9 @@ Event = (
 
 Reader = Callable[[str], Event | None]
 
-_N = r"(\d{1,9})"
-_CONNECTION = re.compile(
-    rf"(?:Channel|Ring) {_N}(?:/\d{{1,9}})? : {_N}(?:\[[0-9a-f]+\])? -> {_N}(?:\[[0-9a-f]+\])?"
-    r" (?:\[(send|receive)\] )?via (.+?)(?: comm (0x[0-9a-f]+) nRanks \d+)?$"
-)
-_SWITCH = re.compile(rf"CollNet {_N}(?:/\d{{1,9}})? : {_N} \[(send|receive)\] via (.+)$")
-_NET = re.compile(rf"(NET|COLLNET)/([^/]{{1,60}})/{_N}(?:\(\d+\))?((?:/[\w]+)*)$")
-_INSIDE = re.compile(r"(?:P2P|SHM|MNNVL|NVLS)(?:/[\w+ ]+(?:\[[0-9a-f]+\])?)*$")
-_DIRECT_SHM = re.compile(r"direct shared memory$")
-_RING = re.compile(rf"Channel {_N}/\d{{1,9}}(?: :)?((?: +\d{{1,9}})+)$")
-_TREE = re.compile(
-    r"\[(\d{1,9})\] (?:-?\d{1,9}/)*-?\d{1,9}->(\d{1,9})->(-?\d{1,9})(?:\|[-\d/>]{1,200})?(?= |$)"
-)
-_TREES = re.compile(r"Trees (?:\[\d{1,9}\] [-\d/>|]{1,300} ?)+(?:\[\d{0,9}\]?)?(comm 0x.{0,200})?$")
+_SAYS = patterns_beside(__package__, "messages.toml")
 _LINE_BUFFER = 900
 """NCCL formats trees in a buffer of 1,024 characters and cuts longer messages."""
-_INIT = re.compile(
-    rf"(?:\w+ )?comm (0x[0-9a-f]+) rank {_N} n[rR]anks {_N}(?: cudaDev {_N})?(?: nvmlDev \d+)?"
-    r"(?: busId ([0-9a-f]+))?(?: commId (0x[0-9a-f]+))?(?: localSize.{0,80}?)?"
-    r" - ((?:Init|Destroy|Abort) \w+)$"
-)
-_TIMING = re.compile(
-    rf"Init timings(?: - \w+)?: rank {_N} nranks {_N} total (\d{{1,9}}\.\d{{1,9}}) \(.+\)$"
-)
-_OLD_INIT = re.compile(
-    rf"(?:\w+ )?(?:comm 0x[0-9a-f]+ )?rank {_N} n[rR]anks {_N}(?: cudaDev \d+)?(?: nvmlDev \d+)?"
-    r"(?: b\w{0,5}(?: [0-9a-f]{0,8})?)?$"
-)
-"""As NCCL 2.3 writes it, or cut off."""
-
-_SETTING = re.compile(r"(\w{3,80}) set (?:by environment )?to (.{0,2000}?)\.?$")
-_CARDS = re.compile(r"NET/(\w{1,40}) ?: Using (\[\d+\].+)$")
-_IB_CARD = re.compile(r"\[(\d{1,6})\]([^\s/\[\]]{1,100})/([\w/]{1,40})")
-_SOCKET_CARD = re.compile(r"\[(\d{1,6})\]([^\s:\[\]]{1,40}):\S+")
-_NO_CARDS = re.compile(r"NET/(\w{1,40}) ?: No device found\.?$")
-_NETWORK = re.compile(r"Using (?:network|internal Network) (.{1,60})$")
-_CHANNELS = re.compile(
-    rf"{_N} coll channels,(?: \d+ collnet channels,)?(?: {_N} nvls channels,)? \d+ p2p channels,"
-    r" \d+ p2p channels per peer$"
-)
-_NODES = re.compile(rf"comm (0x[0-9a-f]+) rank \d+ nRanks \d+ nNodes {_N} .*MNNVL \d+$")
-_PATHS = re.compile(r"Pattern \d+, crossNic \d+, nChannels \d+.* type (\w+)/(\w+)")
-_FROM_GPU = re.compile(r"GPU/[\w-]{1,40} ?:(.{1,8000})")
-_PATH = re.compile(r"(GPU|NET)/[\w-]{1,40} \(\d{1,3}/(\d{1,5}(?:\.\d{1,9})?)/(\w{2,5})\)")
-_LINK = re.compile(r"[ +]*\+ ?(NVL|XGMI|C2C)\[(\d{1,5}(?:\.\d{1,9})?)\] - (?:GPU|NVS)/")
-_CARD = re.compile(r"[ +]*\+ ?NET\[[\d.]+\] - NET/\S{1,40} \([^\s()]{1,60}/(\d{1,5}\.\d{1,9})\)")
-_GDR = re.compile(
-    r"(?:NET/\w{1,40} ?: )?GPU Direct RDMA (Enabled|Disabled) for (?:GPU \S{1,40} / )?"
-    r"HCA (\S{1,60})(?: '([^']{1,60})')?"
-)
-_PEER_FAILED = re.compile(rf"Could not enable P2P between dev {_N}\(=\w+\) and dev {_N}\b")
-_PEER_OFF = re.compile(rf"P2P is disabled between ((?:NVLINK )?)connected GPUs {_N} and {_N}\b")
-_CHOICE = re.compile(r"(?:(\w+): )?(\d{1,18}) Bytes -> Algo (\w+) proto (\w+)\b")
-_CALL = re.compile(
-    r"(\w+): opCount [0-9a-f]+ .*comm (?:0x)?[0-9a-f]+ .*stream=? ?(?:0x)?[0-9a-f()nil]+"
-)
-_VERSION = re.compile(r"(?:NCCL|RCCL) version ?:? (\d[\w.]*(?:[+-][\w.:]+)?)")
 _ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 _PROTOCOLS = ("LL", "LL128", "SIMPLE")
 
@@ -226,14 +171,13 @@ def parse(text: str) -> Event:
                 return event
     if not text:
         return CUT
-    begins = _beginnings()
-    if begins["noise"].match(text):
+    if _SAYS["noise"].match(text):
         return KNOWN
-    return CUT if begins["beginnings"].match(text) else UNKNOWN
+    return CUT if _SAYS["beginnings"].match(text) else UNKNOWN
 
 
 def _connection(text: str) -> Event | None:
-    match = _CONNECTION.match(text)
+    match = _SAYS["connection"].match(text)
     if match is None:
         return _switch(text)
     transport = _transport(match[5])
@@ -246,7 +190,7 @@ def _connection(text: str) -> Event | None:
 
 
 def _switch(text: str) -> Event | None:
-    match = _SWITCH.match(text)
+    match = _SAYS["switch"].match(text)
     transport = _transport(match[4]) if match else None
     if match is None or transport is None:
         return None
@@ -258,27 +202,27 @@ def _switch(text: str) -> Event | None:
 
 def _transport(text: str) -> tuple[str, int | None, bool] | None:
     """Name, card and use of GPUDirect of a transport; None if the text is not a transport."""
-    net = _NET.match(text)
+    net = _SAYS["net"].match(text)
     if net:
         return f"{net[1]}/{net[2]}", int(net[3]), "/GDRDMA" in net[4]
-    if _DIRECT_SHM.match(text):
+    if _SAYS["direct_shm"].match(text):
         return "SHM", None, False
-    if _INSIDE.match(text) is None:
+    if _SAYS["inside"].match(text) is None:
         return None
     return ("SHM" if text.startswith("SHM") else text), None, False
 
 
 def _trees(text: str) -> Event | None:
-    match = _TREES.match(text)
+    match = _SAYS["trees"].match(text)
     if match is None:
         return None
-    places = tuple((int(m[1]), int(m[2]), int(m[3])) for m in _TREE.finditer(text))
+    places = tuple((int(m[1]), int(m[2]), int(m[3])) for m in _SAYS["tree"].finditer(text))
     is_cut = len(text) > _LINE_BUFFER and match[1] is None
     return Trees(places[:-1] if is_cut else places)
 
 
 def _initialised(text: str) -> Event | None:
-    match = _INIT.match(text)
+    match = _SAYS["init"].match(text)
     if match is None:
         return None
     pointer, rank, num_ranks, device, bus_id, identity, what = match.groups()
@@ -302,22 +246,22 @@ def _timing(match: re.Match[str]) -> Event:
 
 
 def _cards(text: str) -> Event | None:
-    none = _NO_CARDS.match(text)
+    none = _SAYS["no_cards"].match(text)
     if none:
         return Cards(none[1], ())
-    match = _CARDS.match(text)
+    match = _SAYS["cards"].match(text)
     if match is None:
         return None
     listed = match[2].partition("; OOB ")[0]
     if match[1] == "Socket":
-        cards = tuple((int(i), n, "") for i, n in _SOCKET_CARD.findall(listed))
+        cards = tuple((int(i), n, "") for i, n in _SAYS["socket_card"].findall(listed))
     else:
-        cards = tuple((int(i), n, link) for i, n, link in _IB_CARD.findall(listed))
+        cards = tuple((int(i), n, link) for i, n, link in _SAYS["ib_card"].findall(listed))
     return Cards(match[1], cards) if cards else CUT
 
 
 def _reach(match: re.Match[str]) -> Event | None:
-    paths = [(what, float(speed), kind) for what, speed, kind in _PATH.findall(match[1])]
+    paths = [(what, float(speed), kind) for what, speed, kind in _SAYS["path"].findall(match[1])]
     peers = [(speed, kind) for what, speed, kind in paths if what == "GPU" and kind != "LOC"]
     cards = [(speed, kind) for what, speed, kind in paths if what == "NET"]
     return Reach(min(peers, default=None), max(cards, default=None)) if paths else None
@@ -330,11 +274,11 @@ def _named(word: str, names: tuple[str, ...]) -> str:
     return word.upper()
 
 
-def _of(pattern: re.Pattern[str], make: Callable[[re.Match[str]], Event | None]) -> Reader:
-    """The reader of messages that a pattern matches as a whole."""
+def _of(name: str, make: Callable[[re.Match[str]], Event | None]) -> Reader:
+    """The reader of messages that a pattern matches."""
 
     def read(text: str) -> Event | None:
-        match = pattern.match(text)
+        match = _SAYS[name].match(text)
         return make(match) if match else None
 
     return read
@@ -342,17 +286,17 @@ def _of(pattern: re.Pattern[str], make: Callable[[re.Match[str]], Event | None])
 
 _READERS: tuple[tuple[str, Reader], ...] = (
     (" via ", _connection),
-    ("GPU/", _of(_FROM_GPU, _reach)),
-    (": opCount ", _of(_CALL, lambda m: Call(m[1]))),
-    ("Channel ", _of(_RING, lambda m: Ring(int(m[1]), tuple(map(int, m[2].split()))))),
+    ("GPU/", _of("from_gpu", _reach)),
+    (": opCount ", _of("call", lambda m: Call(m[1]))),
+    ("Channel ", _of("ring", lambda m: Ring(int(m[1]), tuple(map(int, m[2].split()))))),
     ("Trees ", _trees),
     (" COMPLETE", _initialised),
     ("Init START", _initialised),
-    ("Init timings", _of(_TIMING, _timing)),
+    ("Init timings", _of("timing", _timing)),
     (
         "anks ",
         _of(
-            _OLD_INIT,
+            "old_init",
             lambda m: (
                 Initialised("", int(m[1]), int(m[2]), None, "", "", "")
                 if int(m[1]) < int(m[2])
@@ -361,13 +305,13 @@ _READERS: tuple[tuple[str, Reader], ...] = (
         ),
     ),
     *(
-        (begin, _of(_SETTING, lambda m: Setting(m[1], m[2])))
+        (begin, _of("setting", lambda m: Setting(m[1], m[2])))
         for begin in (" set by environment to ", "_IFNAME set to ", "_HCA set to ")
     ),
     (
         "GPU Direct RDMA ",
         _of(
-            _GDR,
+            "gdr",
             lambda m: Remark(
                 NcclRemark.GDR_ON if m[1] == "Enabled" else NcclRemark.GDR_OFF, m[3] or m[2]
             ),
@@ -375,37 +319,28 @@ _READERS: tuple[tuple[str, Reader], ...] = (
     ),
     (
         "Could not enable P2P between ",
-        _of(_PEER_FAILED, lambda _: Remark(NcclRemark.PEER_OFF, "refused")),
+        _of("peer_failed", lambda _: Remark(NcclRemark.PEER_OFF, "refused")),
     ),
     (
         "P2P is disabled between ",
-        _of(_PEER_OFF, lambda m: Remark(NcclRemark.PEER_OFF, "NVLink" if m[1] else "PCIe")),
+        _of("peer_off", lambda m: Remark(NcclRemark.PEER_OFF, "NVLink" if m[1] else "PCIe")),
     ),
     ("NET/", _cards),
-    ("Using network ", _of(_NETWORK, lambda m: Network(m[1]))),
-    ("Using internal Network ", _of(_NETWORK, lambda m: Network(m[1]))),
-    ("coll channels", _of(_CHANNELS, lambda m: Channels(int(m[1]), int(m[2]) if m[2] else None))),
-    ("nNodes", _of(_NODES, lambda m: Nodes(m[1], int(m[2])))),
-    ("Pattern ", _of(_PATHS, lambda m: PathTypes(m[1]))),
-    ("+ ", _of(_LINK, lambda m: Reach((float(m[2]), m[1]), None))),
-    ("+ ", _of(_CARD, lambda m: Reach(None, (float(m[1]), "")))),
+    ("Using network ", _of("network", lambda m: Network(m[1]))),
+    ("Using internal Network ", _of("network", lambda m: Network(m[1]))),
+    ("coll channels", _of("channels", lambda m: Channels(int(m[1]), int(m[2]) if m[2] else None))),
+    ("nNodes", _of("nodes", lambda m: Nodes(m[1], int(m[2])))),
+    ("Pattern ", _of("paths", lambda m: PathTypes(m[1]))),
+    ("+ ", _of("link", lambda m: Reach((float(m[2]), m[1]), None))),
+    ("+ ", _of("card", lambda m: Reach(None, (float(m[1]), "")))),
     (
         " Bytes -> Algo",
         _of(
-            _CHOICE,
+            "choice",
             lambda m: Choice(
                 m[1] or "", int(m[2]), _named(m[3], _ALGORITHMS), _named(m[4], _PROTOCOLS)
             ),
         ),
     ),
-    ("CCL version", _of(_VERSION, lambda m: Version(m[1]))),
+    ("CCL version", _of("version", lambda m: Version(m[1]))),
 )
-
-
-@cache
-def _beginnings() -> dict[str, re.Pattern[str]]:
-    """Of messages that are not needed (``noise``), and of known ones: ``messages.toml``."""
-    return {
-        name: re.compile("|".join(each))
-        for name, each in table_beside(__package__, "messages.toml").items()
-    }
