@@ -18,7 +18,7 @@ from typing import Annotated
 import msgspec
 from msgspec.structs import replace
 
-from distprof.bounds import num_parts
+from distprof.bounds import num_parts, patterns_beside
 from distprof.run.evidence import RasGroup, RasLaunches, RasRank, RasStatus, RasTrouble
 
 MAX_PARTS = 5_000_000
@@ -37,13 +37,7 @@ _RESULTS = {
 _IN_PROGRESS = 7
 _JSON_SIGNS = ('"nccl_version"', '"communicators_count"')
 _TEXT_SIGN = "Job summary\n==========="
-_PART = re.compile(
-    r"^ {0,8}(?:#\d{1,6}-\d{1,6} \([0-9a-f]{1,16}\) [A-Z]{5,12} *$"
-    r"|(?:Warnings: )?Communicator ranks have different \w{1,40} operation counts *$"
-    r"|\d{1,9} job process(?:es)? (?:is|are) considered dead)",
-    re.MULTILINE,
-)
-"""What is below the tables, if only a part of the output was copied."""
+_SAYS = patterns_beside(__package__, "ras.toml")
 
 
 def is_ras(start: str) -> bool:
@@ -52,7 +46,7 @@ def is_ras(start: str) -> bool:
     if text.lstrip()[:1] == "{":
         return all(sign in text[:2_000] for sign in _JSON_SIGNS)
     is_whole = _TEXT_SIGN in text and "Communicators..." in text
-    return is_whole or _PART.search(text) is not None
+    return is_whole or _SAYS["part"].search(text) is not None
 
 
 def parse_ras(text: str) -> RasStatus | None:
@@ -74,28 +68,6 @@ def parse_ras(text: str) -> RasStatus | None:
 
 # Text ---------------------------------------------------------------------------------------------
 
-_VERSION = re.compile(r"NCCL version (\S{1,40})")
-_TOTALS = re.compile(r"\s*(\d{1,9})\s+\d{1,9}\s+\d{1,9}\s+(\d{1,9})\s+(\d{1,9})\s*")
-_GROUP = re.compile(
-    r"\s*\d{1,6}\s+(\d{1,9})\s+(\d{1,9})\s+[\d-]{1,20}\s+(\d{1,9})\s+(\d{1,9})\s+([A-Z]{2,12})\s+"
-    r"([A-Z,]{2,40})\s*"
-)
-_ABOUT = re.compile(r"#(\d{1,6})-\d{1,6} \(([0-9a-f]{1,16})\) ([A-Z]{2,12})")
-_PROCESS = re.compile(r"\s+Process (\d{1,10}) on node (\S{1,80}) managing GPUs? ([\d,]{1,400})")
-_RANK = re.compile(
-    r"\s+Rank (\d{1,9})(?: has status (?P<status>[A-Z]{2,12})| reported (?P<error>[A-Z][\w ]{2,40})"
-    r"| has launched up to operation (?P<count>\d{1,19})|(?P<none> has not launched any operations)"
-    r"|) -- (?:GPU (?P<gpu>\d{1,4})(?: \(NVML \d{1,4}\))? managed by process (?P<pid>\d{1,10}) on "
-    r"node (?P<host>\S{1,80})|\[process information not found\])"
-)
-_DIFFERENT = re.compile(
-    r"\s+(?:Warnings: )?Communicator ranks have different (\w{1,40}) operation counts"
-)
-_LAUNCHED = re.compile(r"\s+(\d{1,9}) ranks have launched up to operation (\d{1,19})")
-_NONE_LAUNCHED = re.compile(r"\s+(\d{1,9}) ranks have not launched any operations")
-_REPORTED = re.compile(r"\s+(\d{1,9}) ranks reported ([A-Z][\w ]{2,40})")
-_STATUS = re.compile(r"\s+(\d{1,9}) ranks have status ([A-Z]{2,12})")
-_COUNTED = re.compile(r"\s+(?:Encountered|Missing communicator data from)? ?(\d{1,9}) ")
 _HEADINGS = ("DEAD", "INCOMPLETE", "TIMEOUT")
 
 
@@ -124,8 +96,8 @@ class _Text:
             self._take(line[:4_000])
 
     def _take(self, line: str) -> None:
-        version, group = _VERSION.match(line), _GROUP.fullmatch(line)
-        about = _ABOUT.match(line.strip())
+        version, group = _SAYS["version"].match(line), _SAYS["group"].fullmatch(line)
+        about = _SAYS["about"].match(line.strip())
         line = f" {line.strip()}"  # parts are copied with other margins
         if version is not None:
             self.status = replace(self.status, version=version[1])
@@ -137,12 +109,12 @@ class _Text:
             self._kind, self._communicator, self._size = line.strip(), "", None
         elif group is not None:
             self._add_group(group)
-        elif self._kind == "TIMEOUT" and (counted := _COUNTED.match(line)) is not None:
+        elif self._kind == "TIMEOUT" and (counted := _SAYS["counted"].match(line)) is not None:
             self.status = replace(self.status, num_timeouts=int(counted[1]))
             self._kind = ""
-        elif self._kind or self._operation or _DIFFERENT.match(line):
+        elif self._kind or self._operation or _SAYS["different"].match(line):
             self._detail(line)
-        elif (totals := _TOTALS.fullmatch(line)) is not None:
+        elif (totals := _SAYS["totals"].fullmatch(line)) is not None:
             nodes, processes, gpus = map(int, totals.groups())
             self.status = replace(
                 self.status, num_nodes=nodes, num_processes=processes, num_gpus=gpus
@@ -173,15 +145,16 @@ class _Text:
 
     def _detail(self, line: str) -> None:
         """Read a line below a heading."""
-        process = _PROCESS.match(line)
+        process = _SAYS["process"].match(line)
         if process is not None:
             pid, host, gpus = process.groups()
             kind = "dead" if self._kind == "DEAD" else "unresponsive"
             gpu = int(gpus.split(",")[0])
             self._add(kind, RasRank(rank=None, host=host, pid=int(pid), gpu=gpu))
             return
-        different, launched = _DIFFERENT.match(line), _LAUNCHED.match(line)
-        none, reported, status = (p.match(line) for p in (_NONE_LAUNCHED, _REPORTED, _STATUS))
+        different, launched = _SAYS["different"].match(line), _SAYS["launched"].match(line)
+        none, reported = _SAYS["none_launched"].match(line), _SAYS["reported"].match(line)
+        status = _SAYS["status"].match(line)
         if different is not None:
             self._operation, self._count, self._why = different[1], None, ""
         elif launched is not None or none is not None:
@@ -190,7 +163,7 @@ class _Text:
             self._launch(self._count, num_ranks=number)
         elif reported is not None or status is not None:
             self._why = (reported or status)[2]  # type: ignore[index]
-        elif (rank := _RANK.match(line)) is not None:
+        elif (rank := _SAYS["rank"].match(line)) is not None:
             self._rank(rank)
 
     def _rank(self, found: re.Match[str]) -> None:
