@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from distprof.bounds import table_beside
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.collectives import CollectivesResult
 from distprof.sections.nccl import BETWEEN, NcclHost, NcclResult, NcclTransport, different_networks
@@ -220,36 +221,17 @@ _FIX_FAR = (
 
 
 def _fix(nccl: NcclResult) -> str:
-    """The fix for this vendor's GPUs and cards; nvidia-peermem works only with NVIDIA's."""
-    # Whether the library is RCCL, by its version or by AMD's links between GPUs
-    versions = " ".join(version.value.lower() for version in nccl.versions)
-    is_rccl = any(word in versions for word in ("hip", "rocm", "rccl", "-head"))
-    if is_rccl or any("xgmi" in path.lower() for path in nccl.paths):
-        load = (
-            "Use a kernel and amdgpu driver with DMA-BUF (or ib_peer_mem), set "
-            "NCCL_DMABUF_ENABLE=1, and allow large BARs in the BIOS"
-        )
-    elif _cards(nccl, "hfi1"):
-        load = (
-            "Install the GPUDirect build of Omni-Path's hfi1 driver and use PSM2 with CUDA "
-            "(PSM2_CUDA=1, NCCL's PSM2 network plug-in)"
-        )
-    elif _cards(nccl, "efa") or any("Libfabric" in name for name in nccl.networks):
-        load = "Use aws-ofi-nccl with an EFA driver and an instance type that supports RDMA reads"
-    elif _cards(nccl, "bnxt_re") or _cards(nccl, "irdma"):
-        load = (
-            "Use DMA-BUF: Linux 5.12 or later, open kernel modules, and a card driver with DMA-BUF"
-        )
-    else:
-        load = "Load nvidia-peermem or use DMA-BUF"
+    """The fix for this vendor's GPUs and cards."""
+    words = [f"version {version.value}" for version in nccl.versions]
+    words += [f"path {path}" for path in nccl.paths]
+    words += [f"card {card}" for host in nccl.hosts for card in host.cards]
+    words += [f"network {name}" for name in nccl.networks]
+    ways = table_beside(__package__, "direct.toml")["way"]
+    load = next(way["load"] for way in ways if re.search(way["seen"], "\n".join(words)))
     return (
         f"{load}. Disable ACS on PCIe switches, and set NCCL_NET_GDR_LEVEL to a distance that "
         "covers the cards."
     )
-
-
-def _cards(nccl: NcclResult, prefix: str) -> bool:
-    return any(card.startswith(prefix) for host in nccl.hosts for card in host.cards)
 
 
 def _is_rdma(way: NcclTransport) -> bool:
