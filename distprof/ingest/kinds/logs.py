@@ -92,7 +92,11 @@ NCCL_BOUND = Bound(
 _MAX_FILES_CHECKED = 8  # for training iterations
 _NCCL_BYTES = 1 << 22
 # A message after its process, GPU or source line, not text about such messages.
-_NCCL_LINE = re.compile(rb"(?:\d\]?|\S:\d+) NCCL (?:INFO|WARN|TRACE|ABORT) ")
+_NCCL_LINE = re.compile(
+    rb"(?:(?:\d\]?|\S:\d+) |(?:^|`)(?=NCCL INFO (?:GPU Direct|NET/|Channel|comm )))"
+    rb"NCCL (?:INFO|WARN|TRACE|ABORT) ",
+    re.MULTILINE,
+)
 _NCCL_VERSION = re.compile(rb"(?:^|[^A-Za-z `\"'(])\s*[NR]CCL version \S*\d", re.MULTILINE)
 _INITIALISATION_SIGNS = (b"NCCL INFO Bootstrap", b"NCCL INFO Channel ", b"NCCL INFO NET/")
 

@@ -100,7 +100,7 @@ def _chosen(result: NcclResult) -> str:
         return "All ranks are on one host, so they do without the network."
     if not result.networks:
         return ""
-    cards = sorted({card for host in result.hosts for card in host.cards})
+    cards = sorted({card for host in result.hosts if host.networks for card in host.cards})
     over = f" over {', '.join(cards[:4])}" if cards else ""
     if differ := different_networks(result):
         return f"Hosts chose different networks: {differ}. NCCL cannot connect them."
