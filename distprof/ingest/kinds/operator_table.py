@@ -16,7 +16,7 @@ from itertools import chain
 
 import msgspec
 
-from distprof.bounds import Bound, table_beside
+from distprof.bounds import Bound, patterns_beside, table_beside
 from distprof.ingest.communication import collective_kind
 from distprof.ingest.files import beginning, begins_object, refusing, whole
 from distprof.ingest.kinds import Source
@@ -27,16 +27,7 @@ MAX_ROWS = 100_000
 BOUND = Bound(reads="a table of operators", num_bytes=64_000_000, rows=MAX_ROWS, beyond="refused")
 MAX_NAME = 300
 _SNIFFED_BYTES = 1 << 16
-_BETWEEN = re.compile(r"\s{2,}")
-_HEADER = re.compile(
-    r"^\s*Name\s{2,}.*\b(?:Self CPU|CPU time).*\s{2}(?:# of Calls|Number of Calls|Calls)\b", re.M
-)
-_CELL = r"-?\d[\d.]{0,15}"
-_TIME = rf"{_CELL}\s?(?:ns|us|µs|ms|s)"
-_HEADLESS = re.compile(
-    rf"^\s*\S.{{0,200}}?\s{{2,}}{_CELL}%\s{{2,}}{_TIME}\s{{2,}}(?:{_CELL}%|0)\s{{2,}}{_TIME}\s{{2,}}{_TIME}\s.*\d\s*$",
-    re.M,
-)
+_SAYS = patterns_beside(__package__, "function_tables.toml")
 _OF_CPU = ["Name", "Self CPU %", "Self CPU", "CPU total %", "CPU total", "CPU time avg"]
 _MEMORY = ["CPU Mem", "Self CPU Mem", "CUDA Mem", "Self CUDA Mem"]
 _OF_CUDA = ["Self CUDA", "Self CUDA %", "CUDA total", "CUDA time avg"]
@@ -48,11 +39,6 @@ _COLUMNS = {
     15: [*_OF_CPU, *_OF_CUDA, *_MEMORY, "# of Calls"],
 }
 """Columns by their number; before PyTorch 1.7, there were ten; with memory, 9 or 15."""
-_UNIT = re.compile(r"^Timer unit: (\d[\d.e+-]{0,12}) s", re.M)
-_WHOLE = re.compile(r" function calls\b.{0,60} in (\d{1,9}\.\d{1,6}) (?:CPU )?seconds")
-_OF_DEVICE = re.compile(r"Self (?!CPU\b)(\w+)(?: total)?")
-_DURATION = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s?(ns|us|µs|ms|s)")
-_TOTAL = re.compile(r"^Self (\w+) time total:\s*(\S.{0,40})$")
 _LIBRARIES = ("nccl", "rccl", "c10d", "oneccl", "hccl", "hcom_")
 _LEAST_SHARE = 0.2
 """Percent from which a share that is rounded to a decimal or two shows the total roughly."""
@@ -87,15 +73,16 @@ def fits_operator_table(source: str) -> bool:
     """Whether a file holds such a table near its beginning; never raises for other files."""
     data = beginning(source, _SNIFFED_BYTES)
     start = "" if begins_object(data) else data.decode("utf-8", "replace")
-    headers = (header for header, _ in _layouts())
-    return bool(start) and any(h.search(start) for h in (_HEADER, _HEADLESS, *headers))
+    headers = [header for header, _ in _layouts()]
+    every = (_SAYS["header"], _SAYS["headless"], *headers)
+    return bool(start) and any(header.search(start) for header in every)
 
 
 def read_operator_table(source: str) -> OperatorTable:
     """Read the first table of a file; InputError if it cannot be read or has no row."""
     data = whole(source, BOUND.num_bytes, _refuse)
     text = data.decode("utf-8-sig", "replace").replace("\0", "")
-    if not _HEADER.search(text):
+    if not _SAYS["header"].search(text):
         for header, layout in _layouts():
             if found := header.search(text):
                 return _listed(source, text, found.end(), layout)
@@ -105,7 +92,7 @@ def read_operator_table(source: str) -> OperatorTable:
 def _listed(source: str, text: str, start: int, layout: _Layout) -> OperatorTable:
     """The table of functions or kernels whose header ends at a position."""
     row = re.compile(layout.row)
-    unit, whole_s = _UNIT.search(text), _WHOLE.search(text)
+    unit, whole_s = _SAYS["unit"].search(text), _SAYS["whole"].search(text)
     scale = 1e9 * float(unit[1]) if unit else _NS[layout.unit]
     are_kernels = "all" not in row.groupindex
     found: dict[str, TableOperator] = {}
@@ -146,23 +133,23 @@ def _operators(source: str, every: Sequence[str]) -> OperatorTable:
     header: list[str] | None = None
     for line in lines:
         cells = _cells(line)
-        if _HEADER.match(line):
+        if _SAYS["header"].match(line):
             header = cells
-        elif _HEADLESS.match(line) and len(cells) in _COLUMNS:
+        elif _SAYS["headless"].match(line) and len(cells) in _COLUMNS:
             first, header = line, _COLUMNS[len(cells)]
         if header is not None:
             break
     if header is None:
         _refuse(source, "no header")
-    device = next((m[1] for m in map(_OF_DEVICE.fullmatch, header) if m), "")
+    device = next((m[1] for m in map(_SAYS["of_device"].fullmatch, header) if m), "")
     operators: list[TableOperator] = []
     whole = {what: _Whole() for what in ("CPU", device)}
     totals: dict[str, int] = {}
     num_broken = 0
     for line in chain([first], lines):
-        if total := _TOTAL.match(line.strip()):
+        if total := _SAYS["total"].match(line.strip()):
             totals.setdefault(total[1], _ns(total[2].strip()) or 0)
-        elif _HEADER.match(line):
+        elif _SAYS["header"].match(line):
             break
         elif line.strip(" -") and not totals:
             cells = _cells(line)
@@ -200,14 +187,14 @@ class _Whole:
 
     def take(self, own: int | None, share: str) -> None:
         """Add a row, with its share in percent."""
-        is_share = own and re.fullmatch(_CELL, share) and share.count(".") < 2
+        is_share = own and _SAYS["cell"].fullmatch(share) and share.count(".") < 2
         if own and is_share and float(share) > max(self._share, _LEAST_SHARE):
             self._share = float(share)
             self.ns = round(own / self._share * 100)
 
 
 def _cells(line: str) -> list[str]:
-    return _BETWEEN.split(line.strip().removesuffix("</b>"))
+    return _SAYS["between"].split(line.strip().removesuffix("</b>"))
 
 
 def _kind(name: str) -> CollectiveKind:
@@ -237,7 +224,7 @@ def _operator(header: Sequence[str], cells: Sequence[str], device: str) -> Table
 
 
 def _ns(text: str) -> int | None:
-    found = _DURATION.fullmatch(text)
+    found = _SAYS["duration"].fullmatch(text)
     return round(float(found[1]) * _NS[found[2]]) if found else None
 
 
