@@ -105,6 +105,13 @@ def read_fabric(source: str) -> FabricFile:
     return _perftest(lines, source) or _nccl_tests(lines, source)
 
 
+def best_of_test(text: str) -> str:
+    """The highest bus bandwidth of nccl-tests in a text, as a sentence; empty without any."""
+    tables = [table for table in _tables(text.splitlines()) if table.rows]
+    best = [_best(table) for table in tables if any(h[2] for r in table.rows for h in r.halves)]
+    return f"In nccl-tests, {best[-1]}." if best else ""
+
+
 def _own(data: bytes, source: str) -> FabricFile:
     try:
         profile = decode_json(data, FabricFile)

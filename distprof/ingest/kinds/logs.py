@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
+from msgspec.structs import replace
+
 from distprof.bounds import Bound, expanded
 from distprof.errors import InputError, UsageError
 from distprof.ingest.discovery import rank_in_name
@@ -185,6 +187,12 @@ def _with_other_lines(run: Run) -> Run:
     Logs of several jobs are not searched: iterations of one job would be attributed to all.
     """
     log = run.get(NcclLog)
+    start = beginning(run.source, _NCCL_BYTES) if log is not None and len(log.files) == 1 else b""
+    if log is not None and all(sign in start for sign in machine.TEST_SIGNS):
+        from distprof.ingest.fabric import best_of_test
+
+        tested = best_of_test(start.decode("utf-8", "replace"))
+        run = run.having(replace(log, tested=tested))
     files = log.files[:_MAX_FILES_CHECKED] if log is not None and log.num_jobs < 2 else ()
     with suppress(InputError):  # no line about the start or the end
         output = read_job_output(run.source) if files else JobOutput()

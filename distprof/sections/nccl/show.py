@@ -44,13 +44,14 @@ def nccl_verdict(report: Report) -> VerdictText:
         return None
     line = _line(result)
     why = (
+        result.tested,
         _inside(result),
         "" if result.transports else _far(result),
         _detour(result),
         _init(result),
         _warnings(result),
         _unrecognised(result),
-        *report.ending.alternatives,
+        *(() if result.tested else report.ending.alternatives),
     )
     return line, tuple(sentence for sentence in why if sentence and sentence not in line)
 
