@@ -11,7 +11,6 @@ from __future__ import annotations
 import gzip
 import io
 import math
-import re
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,10 +27,11 @@ from distprof.artefacts.fabric_file import (
     FabricFile,
     FabricPoint,
 )
-from distprof.bounds import Bound, TooLargeError, decode_json, read_plain
+from distprof.bounds import Bound, TooLargeError, decode_json, patterns_beside, read_plain
 from distprof.costs.collectives import bus_factor
 from distprof.costs.fabric import fitted, point
 from distprof.errors import InputError, SchemaError, StatementError
+from distprof.ingest.communication import collective_kind
 from distprof.terms import CollectiveKind
 from distprof.units import format_bytes
 
@@ -40,58 +40,10 @@ BOUND = Bound(reads="a fabric profile", num_bytes=64 << 20, beyond="refused")
 _MAX_LINE = 2_000
 _MAX_RANKS = 1 << 20
 
-_TESTS = {
-    "all_reduce": CollectiveKind.ALL_REDUCE,
-    "allreduce": CollectiveKind.ALL_REDUCE,
-    "all_gather": CollectiveKind.ALL_GATHER,
-    "allgather": CollectiveKind.ALL_GATHER,
-    "reduce_scatter": CollectiveKind.REDUCE_SCATTER,
-    "reducescatter": CollectiveKind.REDUCE_SCATTER,
-    "all_to_all": CollectiveKind.ALL_TO_ALL,
-    "alltoall": CollectiveKind.ALL_TO_ALL,
-    "broadcast": CollectiveKind.BROADCAST,
-    "sendrecv": CollectiveKind.SEND_RECV,
-    "send_recv": CollectiveKind.SEND_RECV,
-    "scatter": CollectiveKind.SCATTER,
-    "gather": CollectiveKind.GATHER,
-    "reduce": CollectiveKind.REDUCE,
-}
-"""Names of tests; a longer name comes before those that it contains."""
-
-_NAMES = "|".join(_TESTS)
-_PROGRAM = re.compile(rf"(?<![a-z])({_NAMES})_perf", re.ASCII)
-_IN_NAME = re.compile(rf"(?<![a-z])({_NAMES})(?![a-z])", re.ASCII)
-_START = re.compile(r"(?:^|# )\s*n[Tt]hread\s+\d+\s+nGpus\s+\d+")
-_ITERATIONS = re.compile(r"warmup iters: \d{1,9} iters: (\d{1,9})\b", re.ASCII)
-_DEVICE = re.compile(
-    r"(?:^|#)\s+Rank\s+(?P<rank>\d{1,7})\s+(?:Group\s+\d+\s+)?Pid\s+(?P<pid>\d+)\s+on\s+"
-    r"(?P<host>\S{1,255})\s+"
-    r"device\s+\d+\s+\[\w+(?::\w+)*\]\s*(?P<name>.{0,80})",
-    re.ASCII,
-)
-
-_NUMBER = r"(\d{1,12}(?:\.\d{1,6})?)"
-_HALF = rf"{_NUMBER}\s+{_NUMBER}\s+{_NUMBER}\s+(\S{{1,12}})"
-_ROW = re.compile(
-    rf"(?<!\S)(?P<size>\d{{1,18}})\s+\d{{1,18}}\s+(?P<type>[a-z]\w{{2,11}})"
-    rf"(?:\s+(?P<redop>[a-z]\w{{2,11}}))?(?:\s+(?P<root>-?\d{{1,7}}))?\s+{_HALF}(?:\s+{_HALF})?\s*$",
-    re.ASCII,
-)
-
-
-_TAG = re.compile(r"\[\d{1,5}\](?=\s)")
-"""A launcher's label of a rank, before each part of a line that was written on its own."""
-
-_VERBS_UNIT = re.compile(r"BW average\[(MB|MiB|Gb)/sec\]")
-_VERBS_ROW = re.compile(
-    r"\s*(?P<size>[1-9]\d{0,11})\s+\d{1,15}\s+-?[\d.]{1,15}\s+\**(?P<speed>\d{1,9}\.\d{1,9})\**\s+"
-    r"\d[\d.]{0,15}\s*(?:\s-?[\d.]{1,9})?\s*",
-    re.ASCII,
-)
+_SAYS = patterns_beside(__package__, "fabric.toml")
 _VERBS_BYTES = {"MB": 1 << 20, "MiB": 1 << 20, "Gb": 1e9 / 8}
 """perftest's MB are 2**20 bytes, its Gb 1e9 bits."""
 _LARGE_BYTES = 1 << 20
-_VERBS_MEMORY = re.compile(r"--use_(?:cuda|rocm)\b|cuMemAlloc|\bGPU buffer\b|hipMalloc")
 
 _JOIN = "build nccl-tests with MPI=1 and start one process per GPU, or name GPUs with -g"
 
@@ -151,6 +103,13 @@ def read_fabric(source: str) -> FabricFile:
         return _own(data, source)
     lines = data.decode("utf-8", "replace").splitlines()
     return _perftest(lines, source) or _nccl_tests(lines, source)
+
+
+def best_of_test(text: str) -> str:
+    """The highest bus bandwidth of nccl-tests in a text, as a sentence; empty without any."""
+    tables = [table for table in _tables(text.splitlines()) if table.rows]
+    best = [_best(table) for table in tables if any(h[2] for r in table.rows for h in r.halves)]
+    return f"In nccl-tests, {best[-1]}." if best else ""
 
 
 def _own(data: bytes, source: str) -> FabricFile:
@@ -221,11 +180,12 @@ def _perftest(lines: Sequence[str], source: str) -> FabricFile | None:
     speeds: dict[str, dict[int, list[float]]] = {"host": {}, "GPU": {}}
     unit, memory, next_memory = 0.0, "host", "host"
     for line in lines:
-        if _VERBS_MEMORY.search(line[:_MAX_LINE]):  # before the header of the test
+        if _SAYS["verbs_memory"].search(line[:_MAX_LINE]):  # before the header of the test
             next_memory = "GPU"
-        elif header := _VERBS_UNIT.search(line[:_MAX_LINE]):
+        elif header := _SAYS["verbs_unit"].search(line[:_MAX_LINE]):
             unit, memory, next_memory = _VERBS_BYTES[header[1]], next_memory, "host"
-        elif unit and (row := _VERBS_ROW.fullmatch(line[:_MAX_LINE])) and float(row["speed"]):
+        row = _SAYS["verbs_row"].fullmatch(line[:_MAX_LINE])
+        if unit and row and float(row["speed"]):
             speeds[memory].setdefault(int(row["size"]), []).append(float(row["speed"]) * unit)
     curves = tuple(_of_link(memory, speeds[memory]) for memory in speeds if speeds[memory])
     if not curves:
@@ -259,15 +219,15 @@ def _tables(lines: Iterable[str]) -> Iterator[_Table]:
     table, test = _Table(), ""
     for long_line in lines:
         line = long_line[:_MAX_LINE]
-        if program := _PROGRAM.search(line):
+        if program := _SAYS["program"].search(line):
             test = program[1]
             table.test = table.test if table.rows else test
-        if _START.search(line):
+        if _SAYS["start"].search(line):
             yield table
             table = _Table(test=test)
-            settings = _ITERATIONS.search(line)
+            settings = _SAYS["iterations"].search(line)
             table.num_iterations = int(settings[1]) if settings else None
-        elif device := _DEVICE.search(line):
+        elif device := _SAYS["device"].search(line):
             if table.rows:  # the settings of a new test are cut off
                 yield table
                 table = _Table(test=test)
@@ -281,7 +241,7 @@ def _tables(lines: Iterable[str]) -> Iterator[_Table]:
 
 
 def _row(line: str) -> _Row | None:
-    match = _ROW.search(_TAG.sub(" ", line))
+    match = _SAYS["row"].search(_SAYS["tag"].sub(" ", line))
     if match is None:
         return None
     cells = match.groups()[4:]
@@ -381,9 +341,9 @@ def _is_wrong(text: str) -> bool:
 def _kind(table: _Table, source: str, notes: list[str]) -> CollectiveKind:
     """The collective, from the program's name, the file name or the ratio of bandwidths."""
     if table.test:
-        return _TESTS[table.test]
-    if test := _IN_NAME.search(Path(source).name.lower()):
-        return _TESTS[test[1]]
+        return collective_kind(table.test)
+    if test := _SAYS["in_name"].search(Path(source).name.lower()):
+        return collective_kind(test[1])
     ratio = _ratio(table)
     if (ratio or 0) > 1.01 or (_ratio(table, 0.1) or 0) > 1.2:
         return CollectiveKind.ALL_REDUCE

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
+from msgspec.structs import replace
+
 from distprof.bounds import Bound, expanded
 from distprof.errors import InputError, UsageError
 from distprof.ingest.discovery import rank_in_name
@@ -93,7 +95,11 @@ NCCL_BOUND = Bound(
 _MAX_FILES_CHECKED = 8  # for training iterations
 _NCCL_BYTES = 1 << 22
 # A message after its process, GPU or source line, not text about such messages.
-_NCCL_LINE = re.compile(rb"(?:\d\]?|\S:\d+) NCCL (?:INFO|WARN|TRACE|ABORT) ")
+_NCCL_LINE = re.compile(
+    rb"(?:(?:\d\]?|\S:\d+) |(?:^|`)(?=NCCL INFO (?:GPU Direct|NET/|Channel|comm )))"
+    rb"NCCL (?:INFO|WARN|TRACE|ABORT) ",
+    re.MULTILINE,
+)
 _NCCL_VERSION = re.compile(rb"(?:^|[^A-Za-z `\"'(])\s*[NR]CCL version \S*\d", re.MULTILINE)
 _INITIALISATION_SIGNS = (b"NCCL INFO Bootstrap", b"NCCL INFO Channel ", b"NCCL INFO NET/")
 
@@ -182,6 +188,12 @@ def _with_other_lines(run: Run) -> Run:
     Logs of several jobs are not searched: iterations of one job would be attributed to all.
     """
     log = run.get(NcclLog)
+    start = beginning(run.source, _NCCL_BYTES) if log is not None and len(log.files) == 1 else b""
+    if log is not None and all(sign in start for sign in machine.TEST_SIGNS):
+        from distprof.ingest.fabric import best_of_test
+
+        tested = best_of_test(start.decode("utf-8", "replace"))
+        run = run.having(replace(log, tested=tested))
     files = log.files[:_MAX_FILES_CHECKED] if log is not None and log.num_jobs < 2 else ()
     with suppress(InputError):  # no line about the start or the end
         output = read_job_output(run.source) if files else JobOutput()

@@ -8,7 +8,6 @@ another or with the host name before each line, and with other output around it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from statistics import median
@@ -16,7 +15,7 @@ from statistics import median
 import msgspec
 
 from distprof.artefacts.fabric_file import GpuCopies
-from distprof.bounds import Bound
+from distprof.bounds import Bound, patterns_beside
 from distprof.ingest.files import beginning, refusing, whole
 from distprof.ingest.kinds import Source, keep
 from distprof.run.evidence import Machine, Machines
@@ -29,28 +28,7 @@ _SIGNS = (b"GPU0", b"P2P=", b"GPU(row)", b"CPU(row)")
 # Output of nccl-tests, which is for ``distprof fabric`` unless NCCL's initialisation is in it.
 TEST_SIGNS = (b"out-of-place", b"algbw", b"busbw")
 _LONGEST_LINE = 1 << 16
-_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_PREFIX = r"(?:(?P<prefix>[A-Za-z0-9][\w.\-]{0,252}|\[[\d,]{1,30}\]<\w{1,12}>):)?"
-_HEADER = re.compile(
-    _PREFIX
-    + r"\s+(?P<names>GPU0(?:\s+(?!(?:X|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC)\b)[A-Za-z][\w.\-]*)*?)"
-    + r"\s*(?:CPU Affinity.*)?"
-)
-_LINE = re.compile(_PREFIX + r"(?P<rest>.*)")
-_GPU = re.compile(r"GPU\d{1,4}")
-_CARD_NAME = re.compile(r"\s*(NIC\d{1,4}):\s*([\w.:\-]{1,64})\s*")
-_SOC = re.compile(r"\bSOC(?=\s|$)")
-"""What drivers before 2018 called SYS."""
-_PATH = re.compile(r"X|NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|N/A")
-_COPIES = re.compile(
-    r"(?P<ways>Uni|Bi)directional P2P=(?P<p2p>Enabled|Disabled) Bandwidth\b.{0,20} Matrix \(GB/s\)"
-    r"|memcpy (?:CE|SM) (?:GPU|(?P<host>CPU))\(row\) ?(?P<way>->|<-) ?GPU\(column\) "
-    r"bandwidth \(GB/s\)"
-)
-_OTHER_MATRIX = re.compile(r"(?:Bi|Uni)directional |Matrix \(|bandwidth \(GB/s\)")
-_SPEEDS = re.compile(r"[>\s]{0,8}(\d{1,3})((?:\s+(?:\d{1,5}\.\d{1,3}|N/A))+)\s*")
-_RULER = re.compile(r"[=#*\-\s]*")
+_SAYS = patterns_beside(__package__, "topology.toml")
 
 
 _refuse = refusing(
@@ -84,19 +62,19 @@ def parse_machines(text: str) -> Machines:
     """The machines in a text; none if it holds no matrix."""
     from distprof.ingest.sensors.collect import host_named
 
-    lines = [
-        _SOC.sub("SYS", _CONTROL.sub("", _ESCAPE.sub("", line[:_LONGEST_LINE]))).rstrip()
-        for line in text.splitlines()
-    ]
-    headers = [match for line in lines if (match := _HEADER.fullmatch(line))]
+    lines = [line[:_LONGEST_LINE] for line in text.splitlines()]
+    for name, instead in (("escape", ""), ("control", ""), ("soc", "SYS")):
+        lines = [_SAYS[name].sub(instead, line) for line in lines]
+    lines = [line.rstrip() for line in lines]
+    headers = [match for line in lines if (match := _SAYS["header"].fullmatch(line))]
     prefixes = {match["prefix"] for match in headers} - {None}
     blocks: dict[str, list[_Block]] = {}
     before: dict[str, str] = {}  # last line of each host's output that is not a ruler
     for line in lines:
-        match = _LINE.fullmatch(line)  # with the host name before it, if headers have it as well
+        match = _SAYS["line"].fullmatch(line)  # with the host name, if headers have it as well
         is_named = match is not None and match["prefix"] in prefixes
         prefix, rest = (match["prefix"], match["rest"]) if match and is_named else ("", line)
-        header = _HEADER.fullmatch(line)
+        header = _SAYS["header"].fullmatch(line)
         if header is not None:
             is_task = prefix.isdecimal() or prefix.startswith("[")  # of a launcher, not a host
             host = "" if is_task else prefix
@@ -104,7 +82,7 @@ def parse_machines(text: str) -> Machines:
             blocks.setdefault(prefix, []).append(_Block(host, header["names"].split()))
         elif prefix in blocks:
             blocks[prefix][-1].take(rest)
-        if not _RULER.fullmatch(rest):
+        if not _SAYS["ruler"].fullmatch(rest):
             before[prefix] = rest
     every = [block for several in blocks.values() for block in several]
     notes = tuple(
@@ -122,13 +100,13 @@ def _copies(lines: Sequence[str]) -> Iterator[GpuCopies]:
     matrices: dict[tuple[str, bool, bool], dict[int, list[float]]] = {}
     rows: dict[int, list[float]] = {}
     for line in lines:
-        if title := _COPIES.search(line):
+        if title := _SAYS["copies"].search(line):
             rows = {}
             host = {"->": "from", "<-": "to"}[title["way"]] if title["host"] else ""
             matrices.setdefault((host, title["ways"] == "Bi", title["p2p"] != "Disabled"), rows)
-        elif _OTHER_MATRIX.search(line):
+        elif _SAYS["other_matrix"].search(line):
             rows = {}
-        elif (row := _SPEEDS.fullmatch(line)) and int(row[1]) == len(rows) < MAX_DEVICES:
+        elif (row := _SAYS["speeds"].fullmatch(line)) and int(row[1]) == len(rows) < MAX_DEVICES:
             rows[len(rows)] = [0.0 if cell == "N/A" else float(cell) for cell in row[2].split()]
     for (host, is_both_ways, is_direct), matrix in sorted(matrices.items()):
         pairs = [
@@ -161,7 +139,7 @@ class _Block(msgspec.Struct):
 
     def take(self, line: str) -> None:
         """Read one more line of the same host's output; other output is ignored."""
-        legend = _CARD_NAME.fullmatch(line)
+        legend = _SAYS["card_name"].fullmatch(line)
         if legend is not None:
             self.card_names.setdefault(legend[1], legend[2])
             return
@@ -169,7 +147,7 @@ class _Block(msgspec.Struct):
         width = len(self.names)
         if name not in self.names or name in self.rows or width > MAX_DEVICES:
             return
-        known = len(list(takewhile(_PATH.fullmatch, cells[:width])))
+        known = len(list(takewhile(_SAYS["path"].fullmatch, cells[:width])))
         if known < width and known + 1 >= len(cells) and self.num_missing_gpus == 1:  # cut off
             column = self.names.index(name)  # a path is the same both ways
             rest = [self.rows[other][column] if other in self.rows else "" for other in self.names]
@@ -180,7 +158,7 @@ class _Block(msgspec.Struct):
 
     @property
     def num_missing_gpus(self) -> int:
-        return sum(name not in self.rows for name in self.names if _GPU.fullmatch(name))
+        return sum(name not in self.rows for name in self.names if _SAYS["gpu"].fullmatch(name))
 
     @property
     def is_whole(self) -> bool:
@@ -189,8 +167,8 @@ class _Block(msgspec.Struct):
 
     def machine(self) -> Machine:
         """The machine, GPUs before network cards."""
-        gpus = [name for name in self.names if _GPU.fullmatch(name)]
-        cards = [name for name in self.names if not _GPU.fullmatch(name)]
+        gpus = [name for name in self.names if _SAYS["gpu"].fullmatch(name)]
+        cards = [name for name in self.names if not _SAYS["gpu"].fullmatch(name)]
         order = [self.names.index(name) for name in (*gpus, *cards)]
         links = tuple(self._row(name, order) for name in (*gpus, *cards))
         return Machine(

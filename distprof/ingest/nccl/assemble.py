@@ -221,7 +221,7 @@ class Assembler:
             edges=edges,
             cards=self._all_cards(),
             missing_networks=_sorted(self._missing),
-            networks=_sorted(self._networks or self._of_cards),
+            networks=_sorted(self._networks or self._listed()),
             remarks={name: _sorted(values) for name, values in sorted(self._remarks.items())},
             links=tuple(sorted(self._links)),
             peer_path=self._peer_path,
@@ -242,6 +242,13 @@ class Assembler:
             unknown=tuple(self._unknown),
             notes=tuple(notes),
         )
+
+    def _listed(self) -> dict[str, set[int]]:
+        """Networks by the cards that are listed; NCCL 2.4 lists sockets beside InfiniBand."""
+        listed = dict(self._of_cards)
+        if listed.keys() - {"Socket"} and "Socket" in listed:
+            listed["Socket"] = listed["Socket"] & self._missing.get("IB", set())
+        return {network: processes for network, processes in listed.items() if processes}
 
     def _process(self, who: tuple[bytes, int], rank: int | None) -> int:
         index = self._processes.get(who)

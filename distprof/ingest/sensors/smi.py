@@ -12,7 +12,6 @@ Source: ``nvidia-smi`` manual, "GPU Attributes"; ``nvidia-smi --help-query-gpu``
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import chain
@@ -22,6 +21,7 @@ from xml.parsers import expat
 import msgspec
 from msgspec.structs import asdict
 
+from distprof.bounds import patterns_beside
 from distprof.ingest.sensors.collect import (
     Collector,
     Identity,
@@ -38,7 +38,7 @@ from distprof.run.records import NO_THROTTLING
 
 _REPAIRS_AND_LINKS = ("generation", "width", "repair_pending", "repair_failed", "recovery")
 _REASONS = ("clocks_event_reasons/", "clocks_throttle_reasons/")
-_REASON_TAG = re.compile(r"^clocks_(?:event|throttle)_reason_")
+_SAYS = patterns_beside(__package__, "smi.toml")
 _IDLE = ("idle", "gpu_idle")
 _OF_DEVICE = ("product_name", "gpu_uuid", "uuid", "pci/bus_id", "pci/pci_bus_id")
 _FAST = ("P0", "P1", "P2")  # states of a busy GPU; in higher ones the link is slowed down as well
@@ -95,7 +95,7 @@ def reasons_in(facts: Mapping[str, str]) -> str:
     reasons: dict[str, str] = {}  # by their names in ``--query-gpu``
     for name, text in facts.items():
         if name.startswith(_REASONS) and text in ("Active", "Not Active"):
-            last = _REASON_TAG.sub("", name.rpartition("/")[2])
+            last = _SAYS["reason_tag"].sub("", name.rpartition("/")[2])
             reasons[last.replace("display_clocks_", "display_clock_")] = text
     active = [name for name, text in reasons.items() if text == "Active" and name not in _IDLE]
     return "" if not reasons else ",".join(active) or NO_THROTTLING
@@ -165,20 +165,11 @@ def _fact(facts: Mapping[str, str], names: Sequence[str]) -> str:
 
 
 TITLE = "| NVIDIA-SMI "
-_WHEN = re.compile(r"[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d{1,2}) (\d\d:\d\d:\d\d) (\d{4})\s*")
-_FIRST = re.compile(
-    r"\|\s+(\d{1,4})\s{1,4}(\S.{0,60}?)\s+(?:On|Off|N/A)\s*\|\s*([0-9A-Fa-f]{4,8}:[0-9A-Fa-f:.]{5,9})\s"
-    r"+(?:On|Off|N/A)\s*\|\s*(\S{1,12})\s*\|\s*"
-)
-_SECOND = re.compile(
-    r"\|\s*\S{1,5}\s+(\d{1,4}C|N/A|ERR!)\s+\S{1,4}\s+(\S{1,8})\s*/\s*\S{1,8}\s*\|\s*(\S{1,12})\s*/"
-    r"\s*\S{1,12}\s*\|\s*(\d{1,3}%|N/A|ERR!)\s.{0,40}\|\s*"
-)
 
 
 def date_of(line: str) -> tuple[int, Clock] | None:
     """The time of a date such as ``Fri Jul  3 22:10:46 2026``; None for another line."""
-    match = _WHEN.fullmatch(line) if line[:1].isupper() else None
+    match = _SAYS["when"].fullmatch(line) if line[:1].isupper() else None
     if match is None:
         return None
     month, day, time, year = match.groups()
@@ -199,13 +190,13 @@ class SmiTables:
         if line[:1] != "|":
             self._when = date_of(line) or self._when
             return False
-        first = _FIRST.fullmatch(line)
+        first = _SAYS["first"].fullmatch(line)
         if first is not None:
             index, name, bus, ecc = first.groups()
             device = Identity(index=whole(index), bus_id=bus_id(bus), name=name)
             self._gpu = (device, number(ecc))
             return True
-        second = _SECOND.fullmatch(line)
+        second = _SAYS["second"].fullmatch(line)
         if second is not None and self._gpu is not None:
             temperature, power, memory, use = (number(cell) for cell in second.groups())
             device, ecc_errors = self._gpu
@@ -221,13 +212,6 @@ class SmiTables:
         return True
 
 
-_TITLE = re.compile(r"=+NVSMI LOG=+\s*")
-_PART = re.compile(r" *Clocks (?:Throttle|Event) Reasons\s*")
-"""What people cut out of the text form."""
-
-_GPU = re.compile(r"GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s*")
-_FACT = re.compile(r"( *)([A-Za-z][^:|,]{0,80}?)\s*(?:\s: (.*))?")
-_SPACES = re.compile(r"\s+")
 _XML = ("<?xml", "<!DOCTYPE nvidia_smi_log", "<nvidia_smi_log")
 _ROOT = "nvidia_smi_log"
 _PROCESS_TYPES = ("processes/process_id/type", "processes/process_info/type")  # text, XML
@@ -240,7 +224,7 @@ _MAX_TAG = 1 << 18
 
 def begins_query(line: str) -> bool:
     """Whether a line is the first line of the text form, or of a part that is cut out of it."""
-    return bool(_TITLE.fullmatch(line) if line.startswith("=") else _PART.fullmatch(line))
+    return bool(_SAYS["title" if line.startswith("=") else "part"].fullmatch(line))
 
 
 def begins_xml(line: str) -> bool:
@@ -300,23 +284,23 @@ class SmiText:
 
     def take(self, line: str) -> bool:
         """Read a line; False if it is not part of the output, which then ends."""
-        if _TITLE.fullmatch(line):
+        if _SAYS["title"].fullmatch(line):
             self.close()
             self._snapshot = _Snapshot()
             return True
-        if self._snapshot is None and _PART.fullmatch(line):
+        if self._snapshot is None and _SAYS["part"].fullmatch(line):
             self._snapshot = _Snapshot(gpus=[_Gpu("")])
         if self._snapshot is None:
             return False
         if not line.strip():
             return True
-        gpu = _GPU.fullmatch(line)
+        gpu = _SAYS["gpu"].fullmatch(line)
         if gpu is not None:
             self._levels.clear()
             if len(self._snapshot.gpus) < _MAX_GPUS:
                 self._snapshot.gpus.append(_Gpu(gpu[1]))
             return True
-        fact = _FACT.fullmatch(line) if len(line) <= _MAX_TEXT else None
+        fact = _SAYS["fact"].fullmatch(line) if len(line) <= _MAX_TEXT else None
         if fact is None and line[0] != " ":
             self.close()
             return False
@@ -335,7 +319,7 @@ class SmiText:
         """Keep a fact or the name of a level; deeper facts belong to that level."""
         while self._levels and self._levels[-1][0] >= indent:
             self._levels.pop()
-        name = _SPACES.sub("_", key.strip().lower())
+        name = _SAYS["spaces"].sub("_", key.strip().lower())
         name = f"{self._levels[-1][1]}/{name}" if self._levels else name
         if len(self._levels) < _MAX_DEPTH:
             self._levels.append((indent, name))

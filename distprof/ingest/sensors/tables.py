@@ -301,14 +301,15 @@ def amd_header(line: str) -> list[str] | None:
 
 
 _ROW = re.compile(
-    r"(\d{1,3})\s.{0,60}?([\d.]{1,6})\s?°?[cC]\s+([\d.]{1,7})W\s.{0,60}?(?:(\d{1,5})Mhz\s.{0,80})?"
-    r"\s\d{1,3}%\s+(\d{1,3})%\s*"
+    r"(?:[\w.-]{1,60}(?: out)?:)?\s{0,20}(\d{1,3})\s.{0,60}?([\d.]{1,6})\s?°?[cC]\s+"
+    r"(?:([\d.]{1,7})W|N/A)\s.{0,60}?(?:(\d{1,5})Mhz\s.{0,80})?"
+    r"\s(?:\d{1,3}%|N/A)\s+(\d{1,3})%\s*"
 )
 
 
 def take_amd_row(line: str, collector: Collector) -> bool:
     """Read a row of the table that ``rocm-smi`` prints; False for another line."""
-    row = _ROW.fullmatch(line) if "W " in line and line[:1].isdigit() else None
+    row = _ROW.fullmatch(line) if "hz " in line and "%" in line else None
     if row is None:
         return False
     temperature, power, clock, use = (number(cell or "") for cell in row.groups()[1:])

@@ -114,6 +114,7 @@ class NcclResult(Result, frozen=True, kw_only=True):
     peer_path: tuple[float, str] | None = None
     # Path of the GPU farthest from its nearest network card: GB/s and type; null if not printed.
     card_path: tuple[float, str] | None = None
+    tested: str = ""  # What nccl-tests measured, if its table is in the same file.
     groups: tuple[NcclGroup, ...] = ()  # Communicators, identical ones folded into one row.
     transports: tuple[NcclTransport, ...] = ()  # How ranks are connected.
     hosts: tuple[NcclHost, ...] = ()  # Hosts with their network cards.

@@ -55,6 +55,7 @@ def analyze_nccl(run: Run) -> NcclResult:
         paths=log.links,
         peer_path=log.peer_path,
         card_path=log.card_path,
+        tested=log.tested,
         groups=_groups(log, places),
         transports=_transports(log, places),
         hosts=_hosts(log),

@@ -44,13 +44,14 @@ def nccl_verdict(report: Report) -> VerdictText:
         return None
     line = _line(result)
     why = (
+        result.tested,
         _inside(result),
         "" if result.transports else _far(result),
         _detour(result),
         _init(result),
         _warnings(result),
         _unrecognised(result),
-        *report.ending.alternatives,
+        *(() if result.tested else report.ending.alternatives),
     )
     return line, tuple(sentence for sentence in why if sentence and sentence not in line)
 
@@ -100,7 +101,7 @@ def _chosen(result: NcclResult) -> str:
         return "All ranks are on one host, so they do without the network."
     if not result.networks:
         return ""
-    cards = sorted({card for host in result.hosts for card in host.cards})
+    cards = sorted({card for host in result.hosts if host.networks for card in host.cards})
     over = f" over {', '.join(cards[:4])}" if cards else ""
     if differ := different_networks(result):
         return f"Hosts chose different networks: {differ}. NCCL cannot connect them."

@@ -123,6 +123,7 @@ def _range(least: int, most: int) -> str:
 # The first lines of a report on machines without ranks or steps -------------------------------
 
 _MOST_NAMED = 4
+_FEWEST = 2
 
 _NARROW = 9e9  # Bytes per second: a link of PCIe 3.0 x16 copies at 11 GB/s or more.
 _SAME, _UNEVEN = 0.1, 0.3
@@ -143,7 +144,7 @@ def machine_verdict(report: Report) -> VerdictText:
     gpus = sum(machine.num_gpus for machine in machines)
     line = f"{counted(len(machines), 'machine')}, {counted(gpus, 'GPU')}: no ranks, no steps."
     if len(machines) == 1:
-        return next(shown), ()
+        return next(shown), _next_step(machines[0])
     more = len(machines) - _MOST_NAMED
     rest = (f"{more:,} more machines.",) if more > 0 else ()
     return line, (*shown, *rest)
@@ -200,7 +201,8 @@ def _host_copies(measured: Sequence[GpuCopies]) -> tuple[str, ...]:
     worst = min(known, key=lambda one: one.slowest_bytes_per_s / one.bytes_per_s)
     least, usual = map(format_bandwidth, (worst.slowest_bytes_per_s, worst.bytes_per_s))
     if worst.slowest_bytes_per_s >= (1 - _UNEVEN) * worst.bytes_per_s:
-        return (f"Each GPU copies {worst.host} host memory at about {usual}.",)
+        ways = (f"{one.host} host memory at {format_bandwidth(one.bytes_per_s)}" for one in known)
+        return (f"GPUs copy {', '.join(ways)}.",)
     return (
         f"GPU {worst.slowest[0]} copies {worst.host} host memory at only {least}: the others reach "
         f"{usual} (median).",
@@ -211,13 +213,27 @@ def _host_copies(measured: Sequence[GpuCopies]) -> tuple[str, ...]:
 
 def _sentence(machine: PlacedMachine, paths: Sequence[CardPath]) -> str:
     name = f"{machine.host}: " if machine.host else ""
-    cards = counted(len(machine.cards), "network card")
+    cards = counted(len(machine.cards), "network card") if machine.cards else ""
     joined = f", {_joined(machine)}" if machine.num_gpus > 1 else ""
     of = {one.gpu: one.path for one in paths if one.host == machine.host and one.path}
     far = [gpu for gpu, path in of.items() if path == ACROSS_SOCKETS]
     if 0 < len(far) < len(of):
         cards += f", none of them near {', '.join(far)}"
-    return f"{name}{counted(machine.num_gpus, 'GPU')}{joined}; {cards}."
+    return f"{name}{counted(machine.num_gpus, 'GPU')}{joined}{cards and f'; {cards}'}."
+
+
+def _next_step(machine: PlacedMachine) -> tuple[str, ...]:
+    """What to do, given how a machine's GPUs are connected."""
+    if machine.num_gpus < _FEWEST:
+        return ()
+    if len(machine.islands) == 1:
+        return (
+            "NVLink is there: NCCL_DEBUG=INFO shows whether NCCL uses it, all_reduce_perf how.",
+        )
+    bound = "Collectives of more GPUs than an island run at the speed of PCIe"
+    if len(machine.islands) == machine.num_gpus:
+        bound = "The slowest PCIe path bounds collectives: measure it with p2pBandwidthLatencyTest"
+    return (f"{bound}. Keep tensor parallelism where the links are fast, and reduce less often.",)
 
 
 _FARTHEST = {"SYS": "across CPU sockets", "NODE": "across host bridges", "PHB": "through the CPU"}

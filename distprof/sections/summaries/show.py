@@ -159,6 +159,8 @@ MIN_KNOWN_RATIO = 0.25
 MIN_BUSY_RATIO = 0.4
 MIN_LISTED_RATIO = 0.3
 _NEARLY = 0.8
+_MANY_CALLS, _SHORT_NS = 10_000, 5_000
+"""Kernels or copies this short wait for their launches if there are so many."""
 
 _COPIES = re.compile(r"aten::(?:copy_|to|_to_copy|clone|contiguous)")
 
@@ -436,7 +438,17 @@ def _operators(result: OperatorTableResult) -> list[str]:
         f"{name} takes most of the {chip}'s time that is listed: {format_duration(spent)} of "
         f"{format_duration(whole)} ({format_ratio(spent / whole)}){alone}."
     )
-    return [*lead, most, *steps]
+    return [*lead, most, *_of_top(top), *steps]
+
+
+def _of_top(top: TableRow) -> list[str]:
+    """What to do about the row that takes the GPU longest, if that is known."""
+    said = [one["text"] for one in _TABLE["copy"] if re.search(one["name"], top.name)]
+    each = top.self_device_ns / max(top.num_calls, 1)
+    if top.num_calls >= _MANY_CALLS and each < _SHORT_NS:
+        took = f"{counted(top.num_calls, 'call')} of {format_duration(round(each))}"
+        said.append(f"{took} take less than their launches: do the same in fewer, larger ones.")
+    return said
 
 
 def _cut(chip: str, listed: float) -> str:

@@ -25,7 +25,7 @@ from distprof.sections.telemetry import (
     TelemetryResult,
     WindowSensors,
 )
-from distprof.units import format_ratio, name_of_device
+from distprof.units import format_bytes, format_ratio, name_of_device
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 MAX_ROWS = 16
 _MAX_TEXT = 100
 IDLE_RATIO = 0.05
+_OF_A_JOB = 2 << 30  # Bytes that only a job has in use
 
 
 _SENSORS = (
@@ -271,7 +272,10 @@ def _busy(result: TelemetryResult) -> str:
     if idle and len(idle) < len(known):
         text = f"{', '.join(idle)} hardly {'works' if len(idle) == 1 else 'work'} while others do"
     elif idle and all(device.sensors.num_samples < 2 for device in result.devices):
+        used = max(device.sensors.memory_used_bytes or 0 for device in result.devices)
         text = "One idle sample says nothing: it may be from before the job began"
+        if used >= _OF_A_JOB:
+            text = f"At this moment no GPU works, although a job holds {format_bytes(used)} of one"
     elif idle:
         text = f"No GPU works ({span} busy)"
     else:
