@@ -981,15 +981,10 @@ def _reached(output: JobOutput) -> EndingResult | None:
     if not events:
         return None
     leader = int(events[0].fields["other"])
-    found = _stuck(
-        "behind",
-        f"{name_ranks(e.rank or 0 for e in events)} waited in a monitored barrier for rank "
-        f"{leader}, which came too late, ended, or waited for a rank that its log names",
-        events[0],
-        f"Read the log of rank {leader}: it names the rank that did not arrive, or its own error.",
-        f"If rank {leader} only works longer (downloads, tokenizes, saves), raise the timeout.",
-    )
-    return replace(found, suspects=(leader,))
+    text = f"{name_ranks(e.rank or 0 for e in events)} waited in a monitored barrier for rank "
+    text += f"{leader}, which came too late, ended, or waited for a rank that its log names"
+    steps = (step.format(leader=leader) for step in words().steps["monitored barrier"])
+    return replace(_stuck("behind", text, events[0], *steps), suspects=(leader,))
 
 
 def _joined(output: JobOutput) -> EndingResult | None:
@@ -1268,12 +1263,11 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
     place = last_own(_frames(event))
     known = [one.activity for one in stacks_of(replace(output, stacks=stacks)) if one.activity]
     doing = words().activity[known[0]].place.rstrip(",") if known else ""
-    where = f" in {doing}, from {place}" if doing and place else f" in {doing or place}"
-    where = where if doing or place else ""
+    where = ", from ".join(filter(None, (doing, place)))
     steps = (words().activity[name].step for name in known[:1])
     return _made(
         "interrupted",
-        f"The job was interrupted (Ctrl-C or SIGINT){where}.",
+        f"The job was interrupted (Ctrl-C or SIGINT){where and f' in {where}'}.",
         event,
         *filter(None, steps),
         *advice_on("stopped", "SIGINT"),
