@@ -35,18 +35,11 @@ def stacks_in(text: str) -> tuple[tuple[str, ...], int | None, int]:
         dump = list(_dump(lines))
         return calls_of(main_stack(dump)), rank, len(dump)
     if _HOW["framed"].match(first):
-        return (
-            calls_of([line for line in lines if _HOW["framed"].match(line)], _HOW["framed"]),
-            rank,
-            len(lines),
-        )
+        own = [line for line in lines if _HOW["framed"].match(line)]
+        return calls_of(own, _HOW["framed"]), rank, len(lines)
     if _HOW["kernel"].match(first):
-        frames = list(_leading(lines, _HOW["kernel"]))
-        return (
-            tuple(f"{line.split()[1].partition('+')[0]} (kernel)" for line in frames),
-            rank,
-            len(frames),
-        )
+        names = [line.split()[1].partition("+")[0] for line in _leading(lines, _HOW["kernel"])]
+        return tuple(f"{name} (kernel)" for name in names), rank, len(names)
     if first.startswith("#") or _HOW["native_thread"].match(first):
         return _native(lines)
     own = [line for line in lines[1:] if line.strip()]
@@ -110,16 +103,10 @@ def listed_stacks(
                 break
             found.clear()
         count = at
-    stacks = (
-        (
-            ranks,
-            calls_of(frames, _HOW["listed"])
-            if all(map(_HOW["listed"].match, frames))
-            else tuple(frames),
-        )
-        for ranks, frames in found
-        if frames
-    )
+    stacks = []
+    for ranks, frames in found:
+        is_listed = all(map(_HOW["listed"].match, frames))
+        stacks.append((ranks, calls_of(frames, _HOW["listed"]) if is_listed else tuple(frames)))
     return [(ranks, calls) for ranks, calls in stacks if calls], count
 
 

@@ -52,11 +52,10 @@ def analyze_ending(run: Run) -> EndingResult:
     found = EndingResult() if output is None else diagnose_output(output)
     log = run.get(NcclLog) if run.origin == "NCCL log" else None
     is_known = log is not None and bool(log.edges or log.networks or log.links or log.warnings)
-    if found.state or found.cause not in ("set-up", "ready") or not is_known:
+    if found.state or found.cause not in ("set-up", "ready", "stage") or not is_known:
         return found
-    told = found.verdict.removeprefix("Not decided: t")
-    also = f"If the job hangs there (distprof hang): t{told}"
-    return EndingResult(alternatives=(also,) if found.cause == "set-up" else ())
+    also = found.verdict.replace("Not decided", "If the job hangs there (distprof hang)", 1)
+    return EndingResult(alternatives=(also,) if found.cause != "ready" else ())
 
 
 def diagnose_output(output: JobOutput) -> EndingResult:
@@ -65,8 +64,9 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     causes = ((cause, found) for cause in _CAUSES if (found := cause(output)) is not None)
     cause, found = next(causes, (None, EndingResult()))
     if found.cause in _STARTS and _of(output, "complaint"):
-        said = found.verdict.removeprefix("Not decided: ")
-        found = replace(found, state=STUCK, verdict=f"Stuck, as its author says: {said}")
+        verdict = found.verdict.replace("Not decided", "Stuck", 1)
+        why = "Its author says that it stands. Healthy jobs print the same up to there."
+        found = replace(found, state=STUCK, verdict=verdict, why=(*found.why, why))
     found = _during_phase(_while_preparing(_elsewhere(found, output), output), whole)
     found = _once_finished(found, whole, _why_mixed(output) if cause is _mixed else "")
     events = [event for event in output.events if event.yields not in UNSAID]
@@ -981,15 +981,10 @@ def _reached(output: JobOutput) -> EndingResult | None:
     if not events:
         return None
     leader = int(events[0].fields["other"])
-    found = _stuck(
-        "behind",
-        f"{name_ranks(e.rank or 0 for e in events)} waited in a monitored barrier for rank "
-        f"{leader}, which came too late, ended, or waited for a rank that its log names",
-        events[0],
-        f"Read the log of rank {leader}: it names the rank that did not arrive, or its own error.",
-        f"If rank {leader} only works longer (downloads, tokenizes, saves), raise the timeout.",
-    )
-    return replace(found, suspects=(leader,))
+    text = f"{name_ranks(e.rank or 0 for e in events)} waited in a monitored barrier for rank "
+    text += f"{leader}, which came too late, ended, or waited for a rank that its log names"
+    steps = (step.format(leader=leader) for step in words().steps["monitored barrier"])
+    return replace(_stuck("behind", text, events[0], *steps), suspects=(leader,))
 
 
 def _joined(output: JobOutput) -> EndingResult | None:
@@ -1116,7 +1111,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
     else:
         last = event.fields.get("last", "")
         kind = event.fields.get("type") or _RESULTS[int(event.fields["result"])]
-        line = f"{who} failed in NCCL: {kind}{f' ({last})' if last else ''}."
+        where = "'s bootstrap, in which ranks connect" if "bootstrap" in event.fields else ""
+        line = f"{who} failed in NCCL{where}: {kind}{f' ({last})' if last else ''}."
         suspects = ()
     steps, tail = words().steps[event.yields], ""
     warned = [e for e in _of(output, "warning") if e.file == event.file and e.line < event.line]
@@ -1267,12 +1263,11 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
     place = last_own(_frames(event))
     known = [one.activity for one in stacks_of(replace(output, stacks=stacks)) if one.activity]
     doing = words().activity[known[0]].place.rstrip(",") if known else ""
-    where = f" in {doing}, from {place}" if doing and place else f" in {doing or place}"
-    where = where if doing or place else ""
+    where = ", from ".join(filter(None, (doing, place)))
     steps = (words().activity[name].step for name in known[:1])
     return _made(
         "interrupted",
-        f"The job was interrupted (Ctrl-C or SIGINT){where}.",
+        f"The job was interrupted (Ctrl-C or SIGINT){where and f' in {where}'}.",
         event,
         *filter(None, steps),
         *advice_on("stopped", "SIGINT"),
@@ -1295,6 +1290,9 @@ def _cut(output: JobOutput, kind: str = "cut") -> EndingResult | None:
     event = min(events, key=lambda e: (e.rank is None, "type" not in e.fields), default=None)
     if event is None:
         return None
+    began = _at_stage(output) if _of(output, "complaint") and "type" not in event.fields else None
+    if began is not None:  # most often, someone ended it with Ctrl-C
+        return began
     place = event.fields.get("place") or last_own(_frames(event))
     kind = event.fields.get("type", "an exception")
     lacks = "but the text ends before its message"
