@@ -57,7 +57,11 @@ def test_every_problem_is_a_rule():
     assert {*TABLE} <= {rule.name for rule in all_rules()}
 
 
-@pytest.mark.parametrize(("problem", "cases", "parts"), CALLS, ids=lambda value: str(value)[:40])
+def name_of(value: str | set[str]) -> str:
+    return value if isinstance(value, str) else ",".join(sorted(value))[:40]
+
+
+@pytest.mark.parametrize(("problem", "cases", "parts"), CALLS, ids=name_of)
 def test_what_a_rule_asks_for_is_in_the_table_with_its_parts(problem, cases, parts):
     wanted = [ENTRIES[problem, case] for case in cases]
     assert wanted

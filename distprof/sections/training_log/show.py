@@ -197,7 +197,7 @@ def _shares(log: TrainingLogResult) -> dict[str, float]:
 def _phases(log: TrainingLogResult, before: int) -> str:
     """For example ``: backward 63.3 %, forward 36.7 %.``; empty if the phases are unknown.
 
-    Those that do not fit into a headline, after so many characters, make a sentence of their own.
+    Those that do not fit into a headline after this many characters make a sentence of their own.
     """
     parts = [f"{phase} {format_ratio(share)}" for phase, share in _shares(log).items()]
     lengths = accumulate(len(part) + 2 for part in parts)
