@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from distprof.bounds import table_beside
 from distprof.terms import StepSource
 from distprof.units import format_duration
 
@@ -29,6 +31,9 @@ _LABELS = {
     "idle_unknown_ns": "idle: cause unknown",
 }
 """Labels in the order of the waterfall; the keys are its fields."""
+
+
+_losses = cache(partial(table_beside, __package__, "losses.toml"))
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +60,12 @@ def parts_of(report: Report) -> tuple[Part, ...]:
         )
         for field, label in _LABELS.items()
     )
+
+
+def loss_words(key: str) -> tuple[str, str]:
+    """What a verdict says of a part that dominates, and what to do about it."""
+    words = _losses()[key]
+    return words["said"], words["action"]
 
 
 def mean_span_ns(report: Report) -> float | None:

@@ -12,6 +12,7 @@ from distprof.sections.parts import (
     device_word,
     each_window,
     is_cpu_only,
+    loss_words,
     mean_span_ns,
     parts_of,
     window_word,
@@ -27,38 +28,10 @@ _MIN_IDLE_RATIO = 0.02
 _MIN_ROW_RATIO = 0.005
 _MIN_PAUSES_RATIO = 0.01
 
-_LOSSES = {
-    "idle_host": (
-        "Launch-bound: the {device} waits {share} for kernel launches",
-        "Launch fewer and larger kernels from Python, with CUDA graphs or torch.compile.",
-    ),
-    "idle_sync": (
-        "The {device} idles {share} because of synchronising calls",
-        "Remove the calls inside the step that wait for the {device}.",
-    ),
-    "idle_pause": (
-        "The {device} idles {share} while the CPU does not launch kernels",
-        "Move that work out of the step, or to another thread or process.",
-    ),
-    "idle_input": (
-        "Waiting for input takes {share}",
-        "Load batches earlier and with more workers.",
-    ),
-    "idle_comm_wait": (
-        "The {device} idles {share} after communication",
-        "Look at what the {device} waited for after communication.",
-    ),
-    "idle_unknown": (
-        "The {device} idles {share}, and this recording does not show why",
-        "To find the cause, also record CPU activities, and read them (no --device-only).",
-    ),
-}
-"""Part of the step to its headline and the fix."""
-
 
 def idle_words(report: Report, idle: Part) -> tuple[str, str]:
     """The verdict if idle time of one cause dominates; then the amount, and what to do."""
-    loss, action = _LOSSES[idle.key]
+    loss, action = loss_words(idle.key)
     if idle.key == "idle_unknown":
         loss, action = _unknown_words(report, loss, action)
     words = {

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache, partial
 
+from distprof.bounds import table_beside
 from distprof.escape import few_ranks
 from distprof.rules.base import Draft, Limits, rule
 from distprof.sections.ras import RasResult, TroubledRank
@@ -13,27 +15,8 @@ from distprof.units import capitalized, name_ranks
 
 _MAX_NAMED = 3
 _REMOTE = "Remote process error"
-_MESSAGES = {
-    "dead": "{who} cannot be reached{where}",
-    "unresponsive": "{who} gave no answer{where}",
-    "error": "On {who}: {text}{where}",
-    "behind": "On {who}: {text}{where}",
-    "status": "It is {text} on {who}, unlike on the others{where}",
-}
-_HEADLINES = {
-    "dead": "NCCL considers {number} dead: {who}",
-    "unresponsive": "NCCL gets no answer from {number}: {who}",
-    "error": "NCCL reports an error on {number}: {who}",
-    "behind": "NCCL has launched fewer operations on {number}: {who}",
-    "status": "NCCL's communicator differs on {number}: {who}",
-}
-_FIXES = {
-    "dead": "Check the kernel log of that node, and whether the process is still alive.",
-    "unresponsive": "Check the kernel log of that node, and whether the process is still alive.",
-    "error": "Read the log of that rank from the first error on.",
-    "behind": "Look at what that rank does instead: distprof attach, or py-spy dump.",
-    "status": "Read the log of that rank: it has left, or not yet joined, the communicator.",
-}
+
+_words = cache(partial(table_beside, __package__, "troubles.toml"))
 
 
 @rule("NET111", Severity.ERROR, costs_time=False)
@@ -92,12 +75,15 @@ def _draft(kind: str, text: str, troubled: Sequence[TroubledRank], *, stands: bo
     who = name_ranks(ranks) if ranks else counted(count, "process")
     is_sure = kind in ("dead", "error") or (kind == "behind" and bool(stands))
     is_bad = is_sure and text != _REMOTE
-    words = _HEADLINES[kind]
+    words = _words()[kind]
+    message = words["message"].format(who=who, text=text, where=where)
     number = counted(count, "process" if not ranks else "rank")
     return Draft(
-        headline=words.format(number=number, who=few_ranks(ranks) if ranks else "rank unknown"),
-        message=capitalized(f"{_MESSAGES[kind].format(who=who, text=text, where=where)}."),
-        fix=_FIXES[kind],
+        headline=words["headline"].format(
+            number=number, who=few_ranks(ranks) if ranks else "rank unknown"
+        ),
+        message=capitalized(f"{message}."),
+        fix=words["fix"],
         confidence=Confidence.MEASURED if is_sure else Confidence.INFERRED,
         ranks=tuple(ranks),
         evidence=("ras.troubled",),

@@ -20,6 +20,7 @@ from distprof.sections.parts import (
     amount_text,
     each_window,
     is_whole_capture,
+    loss_words,
     mean_span_ns,
     parts_of,
     window_word,
@@ -41,26 +42,6 @@ LONG = 1.2  # A step over the median from which it counts as long
 LAUNCH_BOUND = 0.15
 """Share of the step from which late launches are a verdict, as in the rule launch-bound-host."""
 _BREAKDOWN_PARTS = ("computation_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns")
-
-_LOSSES = {
-    "exposed_transfer": (
-        "Moving data between ranks takes",
-        "overlap it with compute, or send fewer bytes over faster links",
-    ),
-    "exposed_p2p_wait": (
-        "Waiting in send and recv takes",
-        "balance the stages, or use more micro-batches",
-    ),
-    "exposed_comm_unsplit": (
-        "Exposed communication takes",
-        "its ranks could not be matched, so waiting and transfer cannot be separated",
-    ),
-    "exposed_copy": (
-        "Exposed memory copies take",
-        "copy from pinned memory with non_blocking=True while kernels run",
-    ),
-}
-"""Part of the step to the start of its sentence and the action. Idle time has its own table."""
 
 
 def dominant_part(report: Report) -> Part | None:
@@ -97,7 +78,7 @@ def dominant_words(report: Report, dominant: Part) -> tuple[str, str]:
         return wait_words(report, dominant)
     if dominant.key.startswith("idle_"):
         return idle_words(report, dominant)
-    subject, action = _loss_words(report, dominant.key)
+    subject, action = _words_on(report, dominant.key)
     share = f"{format_ratio(dominant.ratio)} of {each_window(report)}"
     who = "Moving data, or waiting for ranks without a trace, takes"
     headline = fitting(f"{subject} {share}", f"{who} {share}")
@@ -121,9 +102,9 @@ def _weight(report: Report, part: Part) -> float:
     return part.ns
 
 
-def _loss_words(report: Report, key: str) -> tuple[str, str]:
+def _words_on(report: Report, key: str) -> tuple[str, str]:
     """Start of the sentence on a loss, and the action that this recording supports."""
-    subject, action = _LOSSES[key]
+    subject, action = loss_words(key)
     if key == "exposed_transfer" and not has_all_members(report.capture):
         subject = f"Moving data, or waiting for {unrecorded(report.capture)}, takes"
         action = "record all ranks to see which"
