@@ -195,7 +195,7 @@ def no_gpudirect(
         message=(
             f"They use {', '.join(sorted(ways))}, and every byte goes through CPU memory{because}."
         ),
-        fix=advice("no-gpudirect", "far") if total > plain else _fix(nccl),
+        fix=advice("no-gpudirect") if total > plain else _fix(nccl),
         cost_ns_per_step=exposed_between_nodes(collectives, times),
         confidence=Confidence.INFERRED,
         evidence=("nccl.transports",),
@@ -208,16 +208,27 @@ def _fix(nccl: NcclResult) -> str:
     versions = " ".join(version.value.lower() for version in nccl.versions)
     is_rccl = any(word in versions for word in ("hip", "rocm", "rccl", "-head"))
     if is_rccl or any("xgmi" in path.lower() for path in nccl.paths):
-        maker = "amd"
+        load = (
+            "Use a kernel and amdgpu driver with DMA-BUF (or ib_peer_mem), set "
+            "NCCL_DMABUF_ENABLE=1, and allow large BARs in the BIOS"
+        )
     elif _cards(nccl, "hfi1"):
-        maker = "omni-path"
+        load = (
+            "Install the GPUDirect build of Omni-Path's hfi1 driver and use PSM2 with CUDA "
+            "(PSM2_CUDA=1, NCCL's PSM2 network plug-in)"
+        )
     elif _cards(nccl, "efa") or any("Libfabric" in name for name in nccl.networks):
-        maker = "efa"
+        load = "Use aws-ofi-nccl with an EFA driver and an instance type that supports RDMA reads"
     elif _cards(nccl, "bnxt_re") or _cards(nccl, "irdma"):
-        maker = "dma-buf"
+        load = (
+            "Use DMA-BUF: Linux 5.12 or later, open kernel modules, and a card driver with DMA-BUF"
+        )
     else:
-        maker = "nvidia"
-    return f"{advice('no-gpudirect', maker)} {advice('no-gpudirect', 'all')}"
+        load = "Load nvidia-peermem or use DMA-BUF"
+    return (
+        f"{load}. Disable ACS on PCIe switches, and set NCCL_NET_GDR_LEVEL to a distance that "
+        "covers the cards."
+    )
 
 
 def _cards(nccl: NcclResult, prefix: str) -> bool:
