@@ -18,7 +18,7 @@ from distprof.documents.html.blocks import (
     slug,
     untouched,
 )
-from distprof.documents.page import Priced, Task, ToDo
+from distprof.documents.page import Priced, ToDo
 from distprof.errors import UsageError
 from distprof.escape import short_ranks
 from distprof.installed import is_web_address
@@ -98,9 +98,7 @@ def finding_articles(to_do: ToDo, *, is_page: bool = True) -> Iterator[Markup]:
     Evidence and the page of the rule open in place. Within another page, there are no ids and no
     pages of rules.
     """
-    found = to_do.found
-    anchor_of = anchors([one.finding for one in found])
-    first = {one.finding.code: one for one in reversed(found)} if is_page else {}
+    article_of = _writer(to_do.found, is_page=is_page)
     yield element("h2", "What to do", id="to-do" if is_page else None)
     yield (
         sentence(f"Plan: {to_do.promise}{to_do.basis}.", class_="evidence")
@@ -110,35 +108,30 @@ def finding_articles(to_do: ToDo, *, is_page: bool = True) -> Iterator[Markup]:
     items = []
     for task in to_do.tasks:
         head = element("p", element("b", task.change), f"  {task.effect}") if task.change else EMPTY
-        articles = (
-            _article(
-                one,
-                anchor_of(one.finding) if is_page else None,
-                task,
-                has_page=first.get(one.finding.code) is one,
-            )
-            for one in task.found
-        )
-        items.append(element("li", head, *articles))
+        effect = "" if task.change else task.effect
+        items.append(element("li", head, *(article_of(one, effect) for one in task.found)))
     yield element("ol", *items, class_="todo")
 
 
 def remark_articles(found: Sequence[Priced], *, is_page: bool = True) -> Markup:
     """Findings that are remarks on a result."""
+    article_of = _writer(found, is_page=is_page)
+    return joined(article_of(one, "") for one in found)
+
+
+def _writer(found: Sequence[Priced], *, is_page: bool) -> Callable[[Priced, str], Markup]:
+    """Writes one of these findings and its effect; the first of each rule with the rule's page."""
     anchor_of = anchors([one.finding for one in found])
     first = {one.finding.code: one for one in reversed(found)} if is_page else {}
-    return joined(
-        _article(
-            one,
-            anchor_of(one.finding) if is_page else None,
-            None,
-            has_page=first.get(one.finding.code) is one,
-        )
-        for one in found
+    return lambda one, effect: _article(
+        one,
+        effect,
+        anchor_of(one.finding) if is_page else None,
+        has_page=first.get(one.finding.code) is one,
     )
 
 
-def _article(priced: Priced, anchor: str | None, task: Task | None, *, has_page: bool) -> Markup:
+def _article(priced: Priced, effect: str, anchor: str | None, *, has_page: bool) -> Markup:
     one = priced.finding
     severity = one.severity.value
     steps = ", ".join(map(str, one.steps[:12])) + (", …" if len(one.steps) > 12 else "")
@@ -152,7 +145,6 @@ def _article(priced: Priced, anchor: str | None, task: Task | None, *, has_page:
     name = element("span", f"{_MARKS[severity]} {severity}", class_="severity")
     head = EMPTY if priced.is_verdict else element("h3", bounded(one.headline))
     message = EMPTY if priced.is_verdict or not one.message else sentence(one.message)
-    effect = task.effect if task is not None and not task.change else ""
     parts = [
         element("p", name, f" {one.code} {one.name}{f'  {effect}' if effect else ''}"),
         head,

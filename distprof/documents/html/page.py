@@ -40,8 +40,8 @@ def figures_of(result: msgspec.Struct) -> tuple[Part, ...]:
     name = f"{sys.modules[kind.__module__].__package__}.figures"
     if not find_spec(name):
         return ()
-    listed = importlib.import_module(name).FIGURES.get(kind, ())
-    return tuple(part for draw in listed if (part := draw(result)) is not None)
+    draw = importlib.import_module(name).FIGURES.get(kind)
+    return () if draw is None else tuple(part for part in draw(result) if part.content)
 
 
 _MAX_TITLE = 120

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from distprof.documents.html.blocks import (
     EMPTY,
@@ -39,20 +39,13 @@ _MARGIN = 0.08
 """Share of the width that stays free on either side of the medians."""
 
 
-def step_figures(comparison: Comparison) -> Part | None:
-    """The step of both runs drawn, by part, and their medians."""
+def figures(comparison: Comparison) -> Iterator[Part]:
+    """The step of both runs: drawn, by part, and its medians. Then the change of each part."""
     pictures = pictures_figure([*zip(("first", "second"), comparison.pictures, strict=False)])
-    figures = (pictures, pair_figure(comparison.parts), medians_figure(comparison.step))
-    content = joined(figures)
-    if not content:
-        return None
-    return Part(anchor="both-steps", title="The step of both runs", content=content)
-
-
-def part_figures(comparison: Comparison) -> Part | None:
-    """The change of each part."""
-    drawn = change_figure([(part.part, part.change_ns) for part in comparison.parts])
-    return Part(anchor="changes", title="What changed", content=drawn) if drawn else None
+    both = joined((pictures, pair_figure(comparison.parts), medians_figure(comparison.step)))
+    yield Part(anchor="both-steps", title="The step of both runs", content=both)
+    changed = change_figure([(part.part, part.change_ns) for part in comparison.parts])
+    yield Part(anchor="changes", title="What changed", content=changed)
 
 
 def pair_figure(parts: Sequence[PartChange]) -> Markup:
@@ -123,4 +116,4 @@ def _median_row(
     return row(name, drawn, value)
 
 
-FIGURES = {Comparison: (step_figures, part_figures)}
+FIGURES = {Comparison: figures}

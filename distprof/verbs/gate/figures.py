@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from distprof.documents.html.blocks import (
     EMPTY,
@@ -25,8 +25,8 @@ _NARROWEST, _WIDEST = 2.0, 12.0
 """Minimum and maximum distance from no change to the edge of the figure, in tolerances."""
 
 
-def metric_figures(result: CheckResult) -> Part | None:
-    """Gated metrics first, the others under them."""
+def figures(result: CheckResult) -> Iterator[Part]:
+    """Metrics, the gated first and the others under them; then the change of each part."""
     captions = {
         True: f"Gated metrics: the estimated change with its {LEVEL} % interval. The lines mark no "
         "change and the tolerance. The shaded area is within the tolerance. Right is worse.",
@@ -36,13 +36,9 @@ def metric_figures(result: CheckResult) -> Part | None:
         metrics_figure([check for check in result.metrics if check.is_gated is gated], caption)
         for gated, caption in captions.items()
     )
-    return Part(anchor="metrics", title="Metrics", content=drawn) if drawn else None
-
-
-def part_figures(result: CheckResult) -> Part | None:
-    """The change of each part of the step."""
-    drawn = change_figure([(part.part, part.change_ns) for part in result.parts])
-    return Part(anchor="changes", title="What changed", content=drawn) if drawn else None
+    yield Part(anchor="metrics", title="Metrics", content=drawn)
+    changed = change_figure([(part.part, part.change_ns) for part in result.parts])
+    yield Part(anchor="changes", title="What changed", content=changed)
 
 
 def metrics_figure(checks: Sequence[MetricCheck], caption: str) -> Markup:
@@ -106,4 +102,4 @@ def _share(tolerances: float, widest: float) -> float:
     return 0.02 + 0.96 * (kept + widest) / (2 * widest)
 
 
-FIGURES = {CheckResult: (metric_figures, part_figures)}
+FIGURES = {CheckResult: figures}

@@ -49,20 +49,13 @@ class _Column(msgspec.Struct):
     ranks: set[int]
 
 
-def place_figures(report: HangReport) -> Part | None:
-    """Ranks and groups."""
+def figures(report: HangReport) -> Iterator[Part]:
+    """Ranks and groups, and the progress of the groups, of a hang."""
     if report.state is HangState.NO_HANG:
-        return None
-    drawn = places_figure(report)
-    return Part(anchor="places", title="Where each rank is", content=drawn) if drawn else None
-
-
-def progress_figures(report: HangReport) -> Part | None:
-    """Progress of the groups."""
-    if report.state is HangState.NO_HANG:
-        return None
-    drawn = progress_figure(report.groups)
-    return Part(anchor="progress", title="Progress of the groups", content=drawn) if drawn else None
+        return
+    progress = progress_figure(report.groups)
+    yield Part(anchor="places", title="Where each rank is", content=places_figure(report))
+    yield Part(anchor="progress", title="Progress of the groups", content=progress)
 
 
 def places_figure(report: HangReport) -> Markup:
@@ -183,4 +176,4 @@ def _progress_row(group: GroupProgress, low: int, high: int, most: int) -> Marku
     return row(name[:_MAX_NAME], drawn, value)
 
 
-FIGURES = {HangReport: (place_figures, progress_figures)}
+FIGURES = {HangReport: figures}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from distprof.documents.html.blocks import EMPTY, Markup, Part, captioned, joined
 from distprof.documents.html.chart import Chart, nice_ticks
 from distprof.escape import shorten
@@ -22,14 +24,12 @@ _MARGIN = 0.08
 _KINDS = {"regressed": "worse", "improved": "better", "open": "open"}
 
 
-def history_figures(history: History) -> Part | None:
+def figures(history: History) -> Iterator[Part]:
     """A curve for each series, those with the newest runs first."""
     drawn = [series for series in history.series if series.points][:_MOST_SERIES]
-    if not drawn:
-        return None
     content = joined(series_figure(history, series) for series in drawn)
     title = f"{capitalized(history.label)} over commits"
-    return Part(anchor="over-time", title=title, content=content)
+    yield Part(anchor="over-time", title=title, content=content)
 
 
 def series_figure(history: History, series: HistorySeries) -> Markup:
@@ -96,4 +96,4 @@ def _point(chart: Chart, at: int, point: HistoryPoint, history: History) -> Mark
     return joined((whisker, dot))
 
 
-FIGURES = {History: (history_figures,)}
+FIGURES = {History: figures}

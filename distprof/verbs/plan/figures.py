@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from distprof.documents.html.blocks import (
     EMPTY,
@@ -29,16 +29,11 @@ _PARTS = {
 }
 
 
-def step_figures(plan: Plan) -> Part | None:
-    """The step of each layout."""
-    drawn = steps_figure(plan.best[:_MOST])
-    return Part(anchor="steps", title="Step by layout", content=drawn) if drawn else None
-
-
-def memory_figures(plan: Plan) -> Part | None:
-    """Memory of each layout."""
-    drawn = memory_figure(plan.best[:_MOST], plan.cluster.usable_bytes)
-    return Part(anchor="memory", title="Memory by layout", content=drawn) if drawn else None
+def figures(plan: Plan) -> Iterator[Part]:
+    """The step and the memory of each layout."""
+    best, memory = plan.best[:_MOST], plan.cluster.usable_bytes
+    yield Part(anchor="steps", title="Step by layout", content=steps_figure(best))
+    yield Part(anchor="memory", title="Memory by layout", content=memory_figure(best, memory))
 
 
 def steps_figure(found: Sequence[Estimate]) -> Markup:
@@ -108,4 +103,4 @@ def memory_figure(found: Sequence[Estimate], usable_bytes: int) -> Markup:
     return captioned(caption, rows(lines), named)
 
 
-FIGURES = {Plan: (step_figures, memory_figures)}
+FIGURES = {Plan: figures}

@@ -34,16 +34,11 @@ _WIDEST = 4.0
 _KINDS = {cause: KINDS.get(part.removesuffix("_ns"), "other") for part, cause in CAUSES.items()}
 
 
-def scaling_curve(report: ScalingReport) -> Part | None:
-    """Efficiency over ranks."""
-    drawn = curve_figure(report.scaling)
-    return Part(anchor="curve", title="Efficiency", content=drawn) if drawn else None
-
-
-def scaling_losses(report: ScalingReport) -> Part | None:
-    """Where efficiency is lost."""
-    drawn = losses_figure(report.scaling.sizes)
-    return Part(anchor="losses", title="Losses by cause", content=drawn) if drawn else None
+def figures(report: ScalingReport) -> Iterator[Part]:
+    """Efficiency over ranks, and where it is lost."""
+    losses = losses_figure(report.scaling.sizes)
+    yield Part(anchor="curve", title="Efficiency", content=curve_figure(report.scaling))
+    yield Part(anchor="losses", title="Losses by cause", content=losses)
 
 
 def curve_figure(scaling: ScalingResult) -> Markup:
@@ -181,4 +176,4 @@ def _percent(ratio: float) -> str:
     return f"{'−' if ratio < -0.0005 else ''}{abs(100 * ratio):.1f} %"
 
 
-FIGURES = {ScalingReport: (scaling_curve, scaling_losses)}
+FIGURES = {ScalingReport: figures}
