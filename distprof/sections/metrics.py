@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from distprof.bounds import table_beside
 from distprof.sections.parts import is_whole_capture, mean_span_ns, parts_of
 from distprof.terms import Severity
 
@@ -113,12 +115,12 @@ def _first(*values: float | None) -> float | None:
     return next((value for value in values if value is not None), None)
 
 
-def _part(*keys: str) -> Callable[[Report], float | None]:
-    """Mean time of some parts of a step; None without step marks."""
+def _part(key: str) -> Callable[[Report], float | None]:
+    """Mean time of a part of a step; None without step marks."""
 
     def read(report: Report) -> float | None:
         parts = parts_of(report)
-        return sum(part.ns for part in parts if part.key in keys) if parts else None
+        return sum(part.ns for part in parts if part.key == key) if parts else None
 
     return _per_step(read)
 
@@ -147,131 +149,44 @@ def _findings(severity: Severity) -> Callable[[Report], float | None]:
     return lambda report: sum(one.severity is severity for one in report.findings)
 
 
-METRICS: tuple[Metric, ...] = (
-    Metric(
-        "step_median_seconds",
-        "Median step: from untraced steps in the step log, else from the analysed steps, else from"
-        " the log of the training program.",
-        _median,
+_OWN: dict[str, Callable[[Report], float | None]] = {
+    "step_median_seconds": _median,
+    "step_p95_seconds": _logged_or_traced("p95_ns"),
+    "step_variation_ratio": _logged_or_traced("cv"),
+    "tokens_per_second": lambda r: _first(r.step_log.tokens_per_s, r.training_log.tokens_per_s),
+    "analysed_step_seconds": _per_step(mean_span_ns),
+    "exposed_communication_ratio": exposed_communication_ratio,
+    "overlap_ratio": overlap_ratio,
+    "straggler_lost_seconds": _per_step(
+        lambda r: highest(row.lost_ns_per_step for row in r.stragglers.ranks)
     ),
-    Metric(
-        "step_p95_seconds",
-        "95th percentile of steps, not from a training program's log.",
-        _logged_or_traced("p95_ns"),
+    "planned_step_seconds": _per_step(_planned_step_ns),
+    "planned_gain_ratio": _planned_gain,
+    "pipeline_bubble_ratio": bubble_ratio,
+    "expert_imbalance_ratio": expert_imbalance_ratio,
+    "peak_memory_bytes": peak_memory_bytes,
+    "clock_residual_seconds": lambda r: seconds(
+        highest(clock.residual_ns for clock in r.capture.clocks)
     ),
-    Metric(
-        "step_variation_ratio",
-        "Standard deviation over mean of steps, not from a training program's log.",
-        _logged_or_traced("cv"),
-    ),
-    Metric(
-        "tokens_per_second",
-        "Tokens of all ranks together, from the step log, else from the training program's log.",
-        lambda r: _first(r.step_log.tokens_per_s, r.training_log.tokens_per_s),
-    ),
-    Metric(
-        "samples_per_second", "Samples of all ranks together.", lambda r: r.step_log.samples_per_s
-    ),
-    Metric(
-        "analysed_step_seconds",
-        "Mean analysed step over ranks; the parts below add up to it.",
-        _per_step(mean_span_ns),
-    ),
-    Metric("computation_seconds", "Per step: computation.", _part("computation")),
-    Metric(
-        "exposed_transfer_seconds",
-        "Per step: exposed communication while data moves.",
-        _part("exposed_transfer"),
-    ),
-    Metric(
-        "exposed_wait_seconds",
-        "Per step: exposed waiting for the last rank of a collective.",
-        _part("exposed_wait"),
-    ),
-    Metric(
-        "exposed_message_wait_seconds",
-        "Per step: exposed waiting in send and recv.",
-        _part("exposed_p2p_wait"),
-    ),
-    Metric(
-        "exposed_unsplit_seconds",
-        "Per step: exposed communication in which waiting and transfer cannot be separated.",
-        _part("exposed_comm_unsplit"),
-    ),
-    Metric("exposed_copy_seconds", "Per step: exposed memory copies.", _part("exposed_copy")),
-    Metric("idle_late_launch_seconds", "Per step: idle, late launches.", _part("idle_host")),
-    Metric("idle_synchronising_seconds", "Per step: idle, synchronising.", _part("idle_sync")),
-    Metric("idle_input_seconds", "Per step: idle, waiting for input.", _part("idle_input")),
-    Metric(
-        "idle_after_communication_seconds",
-        "Per step: idle after communication on another stream.",
-        _part("idle_comm_wait"),
-    ),
-    Metric("idle_unknown_seconds", "Per step: idle without a known cause.", _part("idle_unknown")),
-    Metric("computation_ratio", "Share of computation in the analysed time.", _share("comput")),
-    Metric(
-        "exposed_communication_ratio",
-        "Share of exposed communication in the analysed time.",
-        exposed_communication_ratio,
-    ),
-    Metric("idle_ratio", "Share of idle time in the analysed time.", _share("idle_")),
-    Metric(
-        "overlap_ratio", "Share of communication that overlaps with computation.", overlap_ratio
-    ),
-    Metric(
-        "straggler_lost_seconds",
-        "Per step: how long a typical other rank waits for the most expensive straggler.",
-        _per_step(lambda r: highest(row.lost_ns_per_step for row in r.stragglers.ranks)),
-    ),
-    Metric(
-        "slowdown_ratio",
-        "Simulated step over the step with equally fast ranks and operations; 1 is ideal.",
-        lambda r: r.whatif.slowdown,
-    ),
-    Metric(
-        "planned_step_seconds",
-        "Simulated step after all changes of the plan.",
-        _per_step(_planned_step_ns),
-    ),
-    Metric(
-        "planned_gain_ratio", "Share of the simulated step that the plan recovers.", _planned_gain
-    ),
-    Metric("pipeline_bubble_ratio", "Bubble fraction of the worst pipeline.", bubble_ratio),
-    Metric(
-        "expert_imbalance_ratio",
-        "Load of the hottest expert over the mean, in the worst layer; 1 is even.",
-        expert_imbalance_ratio,
-    ),
-    Metric(
-        "peak_memory_bytes", "Most memory that a rank allocated: GPU, else CPU.", peak_memory_bytes
-    ),
-    Metric("mfu_ratio", "Model FLOP utilisation.", lambda r: r.efficiency.mfu_ratio),
-    Metric(
-        "energy_per_step_joules",
-        "Energy of all GPUs per step.",
-        lambda r: r.telemetry.energy_per_step_j,
-    ),
-    Metric(
-        "clock_residual_seconds",
-        "Largest clock residual; no rank is blamed for less.",
-        lambda r: seconds(highest(clock.residual_ns for clock in r.capture.clocks)),
-    ),
-    Metric(
-        "matched_collectives_ratio",
-        "Share of collective records matched across ranks.",
-        lambda r: r.capture.matched_ratio,
-    ),
-    Metric("ranks_count", "Ranks of the job.", lambda r: r.run.world_size),
-    Metric("recorded_ranks_count", "Ranks with a readable trace.", lambda r: len(r.run.ranks)),
-    Metric("analysed_steps_count", "Steps that were analysed.", lambda r: r.step_time.num_steps),
-    Metric("error_findings_count", "Findings: errors.", _findings(Severity.ERROR)),
-    Metric("warning_findings_count", "Findings: warnings.", _findings(Severity.WARNING)),
-    Metric("info_findings_count", "Findings: information.", _findings(Severity.INFO)),
-    Metric(
-        "unchecked_rules_count",
-        "Rules that lacked evidence, so it is unknown whether they would fire.",
-        lambda r: len(r.not_checked),
-    ),
-    Metric("idle_pause_seconds", "Per step: idle, pauses of the CPU.", _part("idle_pause")),
+    "recorded_ranks_count": lambda r: len(r.run.ranks),
+    "unchecked_rules_count": lambda r: len(r.not_checked),
+}
+"""The metrics that the table does not say how to read."""
+
+
+def _reader(row: dict[str, str]) -> Callable[[Report], float | None]:
+    """How a row of the table reads its metric."""
+    if "field" in row:
+        return attrgetter(row["field"])
+    if "part" in row:
+        return _part(row["part"])
+    if "share" in row:
+        return _share(row["share"])
+    return _findings(Severity(row["findings"])) if "findings" in row else _OWN[row["name"]]
+
+
+METRICS = tuple(
+    Metric(row["name"], row["meaning"], _reader(row))
+    for row in table_beside(__package__, "metrics.toml")["metric"]
 )
 """Every metric, in the order of display."""

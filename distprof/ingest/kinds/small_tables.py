@@ -489,13 +489,17 @@ def _counts(line: str) -> list[tuple[int, str, int]]:
         groups = match.re.groupindex
         of = next((match[g].lower() for g in groups if g.startswith("of_") and match[g]), "gpu")
         if 0 < count < _MOST_GPUS:
-            found.append((count, "nodes" if of in _NODES else "GPUs", match.start()))
+            found.append((count, _of(of), match.start()))
     nodes = [one for one in found if one[1] == "nodes"]
     gpus = [one for one in found if one[1] == "GPUs"]
     if len(nodes) == len(gpus) and gpus and _PATTERNS["each_node"].search(line):
         pairs = zip(nodes, gpus, strict=True)
         return [(node[0] * gpu[0], "GPUs", node[2]) for node, gpu in pairs]
     return nodes if len(nodes) > len(gpus) else gpus
+
+
+def _of(name: str) -> str:
+    return "nodes" if name.lower() in _NODES else "GPUs"
 
 
 def _number_in(name: str) -> int | None:
@@ -658,7 +662,11 @@ def _related(line: str) -> dict[tuple[str, int], float]:
 
 def _scaling(text: str) -> ScalingTable | None:
     """Throughput by the number of GPUs or nodes; None if the numbers are not in order."""
-    text = _PATTERNS["alike"].sub(r"\1 \2", text.replace("*", ""))
+    text = _PATTERNS["prefix"].sub("", text.replace("*", ""))
+    many = {one[:2] for one in _counts(text) if one[0] > 1}
+    known = {of: f"{count} " for count, of in many if sum(of == other for _, other in many) == 1}
+    text = _PATTERNS["multi"].sub(lambda found: known.get(_of(found[1]), found[0]), text)
+    text = _PATTERNS["alike"].sub(r"\1 \2", text)
     text = _PATTERNS["thousands"].sub(lambda found: f"{float(found[1]) * 1e3:.0f}", text)
     text = _PATTERNS["clock"].sub(lambda found: f" {_clock(found)}", text)
     lines = [line[:1_000] for line in _PATTERNS["sentence"].split(text)]

@@ -261,7 +261,7 @@ def _rates(line: bytes) -> dict[str, float]:
                 name = "tokens_each" if match["each"] else "tokens"
             elif match["each"]:
                 continue
-            elif what.startswith((b"it", b"step", b"batch")):
+            elif what.startswith((b"it", b"step", b"batch", b"update")):
                 name = "rate"
             else:
                 name = "samples"

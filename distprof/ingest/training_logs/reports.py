@@ -32,7 +32,7 @@ from distprof.ingest.training_logs.grammar import (
 
 _ESCAPES = re.compile(rb"\x1b\[[0-9;]{0,20}m")
 _MULTIPLES = {b"K": 1e3, b"M": 1e6, b"B": 1e9, b"s": 1.0, b"ms": 1e-3, b"us": 1e-6}
-_SUFFIX = re.compile(rb" ?([KMB]|[mu]?s)$")
+_SUFFIX = re.compile(rb" ?([KMB]|[mu]?s)(?<=s)?(?:ec(?:ond)?s?)?$")
 _CLOCK = re.compile(
     rb"(?:(\d{1,4})(?: days?,|d) )?(?:(\d{1,4})(?:h ?|:(?=\d\d:)))?"
     rb"(?:(\d{1,2})(?:m ?|:))?(\d{1,2})s?"
