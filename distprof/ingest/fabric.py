@@ -105,11 +105,19 @@ def read_fabric(source: str) -> FabricFile:
     return _perftest(lines, source) or _nccl_tests(lines, source)
 
 
-def best_of_test(text: str) -> str:
-    """The highest bus bandwidth of nccl-tests in a text, as a sentence; empty without any."""
-    tables = [table for table in _tables(text.splitlines()) if table.rows]
-    best = [_best(table) for table in tables if any(h[2] for r in table.rows for h in r.halves)]
-    return f"In nccl-tests, {best[-1]}." if best else ""
+def best_of_test(text: str) -> tuple[str, int | None]:
+    """What nccl-tests measured in a text, as a sentence, and the number of hosts that it lists."""
+    lines = text.splitlines()
+    tables = list(_tables(lines))
+    best = [_best(t) for t in tables if any(h[2] for row in t.rows for h in row.halves)]
+    mean = [found for found in map(_SAYS["mean"].search, lines) if found]
+    hosts = {host for table in tables for host in table.hosts.values()}
+    if best:
+        return f"In nccl-tests, {best[-1]}.", len(hosts) or None
+    said = (
+        f"In nccl-tests, the mean bus bandwidth is {float(mean[-1][1]):.3g} GB/s." if mean else ""
+    )
+    return said, len(hosts) or None
 
 
 def _own(data: bytes, source: str) -> FabricFile:
