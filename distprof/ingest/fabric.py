@@ -45,6 +45,7 @@ _VERBS_BYTES = {"MB": 1 << 20, "MiB": 1 << 20, "Gb": 1e9 / 8}
 """perftest's MB are 2**20 bytes, its Gb 1e9 bits."""
 _LARGE_BYTES = 1 << 20
 
+_KEEP_ROWS = "keep the rows of larger sizes, or test them (-b 1M -e 4G -f 2)"
 _JOIN = "build nccl-tests with MPI=1 and start one process per GPU, or name GPUs with -g"
 
 
@@ -157,15 +158,18 @@ def _nccl_tests(lines: Iterable[str], source: str) -> FabricFile:
     curves = [curve for table in tables for curve in _curves(table, source, notes)]
     if not curves:
         apart = max(len(table.first_ranks) for table in every)
+        if apart:
+            found = "output of nccl-tests, cut before the rows of its table"
+            if apart > 1:
+                found = f"{apart} tests that ran each by itself, and no row of their tables"
+            raise StatementError(
+                source, expected="rows", found=found, fix=_JOIN if apart > 1 else _KEEP_ROWS
+            )
         raise InputError(
             source,
             expected="a fabric profile of distprof bench, or output of nccl-tests",
-            found=f"{apart} tests that ran each by itself, and no row of their tables"
-            if apart > 1
-            else "no row of an nccl-tests table",
-            fix=_JOIN
-            if apart > 1
-            else "distprof bench -o fabric.json, or all_reduce_perf … | tee all_reduce.log",
+            found="no row of an nccl-tests table",
+            fix="distprof bench -o fabric.json, or all_reduce_perf … | tee all_reduce.log",
         )
     hosts = next(
         (one.hosts for one in tables if one.hosts.keys() == set(range(len(one.hosts)))), {}
@@ -270,7 +274,7 @@ def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurv
             source,
             expected="sizes that have a bandwidth",
             found="only sizes so small that nccl-tests rounds their bandwidth to 0.00 GB/s",
-            fix="keep the rows of larger sizes, or test them (-b 1M -e 4G -f 2)",
+            fix=_KEEP_ROWS,
         )
     if not any(half[2] for half in halves):
         raise StatementError(

@@ -226,6 +226,7 @@ def _fix(nccl: NcclResult) -> str:
     words += [f"path {path}" for path in nccl.paths]
     words += [f"card {card}" for host in nccl.hosts for card in host.cards]
     words += [f"network {name}" for name in nccl.networks]
+    words += [f"network {way.transport}" for way in nccl.transports]
     ways = table_beside(__package__, "direct.toml")["way"]
     load = next(way["load"] for way in ways if re.search(way["seen"], "\n".join(words)))
     return (
