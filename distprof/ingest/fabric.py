@@ -45,6 +45,7 @@ _VERBS_BYTES = {"MB": 1 << 20, "MiB": 1 << 20, "Gb": 1e9 / 8}
 """perftest's MB are 2**20 bytes, its Gb 1e9 bits."""
 _LARGE_BYTES = 1 << 20
 
+_KEEP_ROWS = "keep the rows of larger sizes, or test them (-b 1M -e 4G -f 2)"
 _JOIN = "build nccl-tests with MPI=1 and start one process per GPU, or name GPUs with -g"
 
 
@@ -105,11 +106,19 @@ def read_fabric(source: str) -> FabricFile:
     return _perftest(lines, source) or _nccl_tests(lines, source)
 
 
-def best_of_test(text: str) -> str:
-    """The highest bus bandwidth of nccl-tests in a text, as a sentence; empty without any."""
-    tables = [table for table in _tables(text.splitlines()) if table.rows]
-    best = [_best(table) for table in tables if any(h[2] for r in table.rows for h in r.halves)]
-    return f"In nccl-tests, {best[-1]}." if best else ""
+def best_of_test(text: str) -> tuple[str, int | None]:
+    """What nccl-tests measured in a text, as a sentence, and the number of hosts that it lists."""
+    lines = text.splitlines()
+    tables = list(_tables(lines))
+    best = [_best(t) for t in tables if any(h[2] for row in t.rows for h in row.halves)]
+    mean = [found for found in map(_SAYS["mean"].search, lines) if found]
+    hosts = {host for table in tables for host in table.hosts.values()}
+    if best:
+        return f"In nccl-tests, {best[-1]}.", len(hosts) or None
+    said = (
+        f"In nccl-tests, the mean bus bandwidth is {float(mean[-1][1]):.3g} GB/s." if mean else ""
+    )
+    return said, len(hosts) or None
 
 
 def _own(data: bytes, source: str) -> FabricFile:
@@ -149,15 +158,18 @@ def _nccl_tests(lines: Iterable[str], source: str) -> FabricFile:
     curves = [curve for table in tables for curve in _curves(table, source, notes)]
     if not curves:
         apart = max(len(table.first_ranks) for table in every)
+        if apart:
+            found = "output of nccl-tests, cut before the rows of its table"
+            if apart > 1:
+                found = f"{apart} tests that ran each by itself, and no row of their tables"
+            raise StatementError(
+                source, expected="rows", found=found, fix=_JOIN if apart > 1 else _KEEP_ROWS
+            )
         raise InputError(
             source,
             expected="a fabric profile of distprof bench, or output of nccl-tests",
-            found=f"{apart} tests that ran each by itself, and no row of their tables"
-            if apart > 1
-            else "no row of an nccl-tests table",
-            fix=_JOIN
-            if apart > 1
-            else "distprof bench -o fabric.json, or all_reduce_perf … | tee all_reduce.log",
+            found="no row of an nccl-tests table",
+            fix="distprof bench -o fabric.json, or all_reduce_perf … | tee all_reduce.log",
         )
     hosts = next(
         (one.hosts for one in tables if one.hosts.keys() == set(range(len(one.hosts)))), {}
@@ -262,7 +274,7 @@ def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurv
             source,
             expected="sizes that have a bandwidth",
             found="only sizes so small that nccl-tests rounds their bandwidth to 0.00 GB/s",
-            fix="keep the rows of larger sizes, or test them (-b 1M -e 4G -f 2)",
+            fix=_KEEP_ROWS,
         )
     if not any(half[2] for half in halves):
         raise StatementError(

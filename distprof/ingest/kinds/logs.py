@@ -101,6 +101,7 @@ _NCCL_LINE = re.compile(
     re.MULTILINE,
 )
 _NCCL_VERSION = re.compile(rb"(?:^|[^A-Za-z `\"'(])\s*[NR]CCL version \S*\d", re.MULTILINE)
+_TEST_SIGNS = (b"busbw", b"# Avg bus bandwidth", b"#  Rank ", b"#   Rank ")
 _INITIALISATION_SIGNS = (b"NCCL INFO Bootstrap", b"NCCL INFO Channel ", b"NCCL INFO NET/")
 
 
@@ -189,11 +190,13 @@ def _with_other_lines(run: Run) -> Run:
     """
     log = run.get(NcclLog)
     start = beginning(run.source, _NCCL_BYTES) if log is not None and len(log.files) == 1 else b""
-    if log is not None and all(sign in start for sign in machine.TEST_SIGNS):
+    if log is not None and any(sign in start for sign in _TEST_SIGNS):
         from distprof.ingest.fabric import best_of_test
 
-        tested = best_of_test(start.decode("utf-8", "replace"))
-        run = run.having(replace(log, tested=tested))
+        tested, hosts = best_of_test(start.decode("utf-8", "replace"))
+        run = run.having(replace(log, tested=tested, num_test_hosts=hosts))
+    if log is not None and not (log.edges or log.networks or log.card_path or log.peer_path):
+        run = _with_machines(run)
     files = log.files[:_MAX_FILES_CHECKED] if log is not None and log.num_jobs < 2 else ()
     with suppress(InputError):  # no line about the start or the end
         output = read_job_output(run.source) if files else JobOutput()

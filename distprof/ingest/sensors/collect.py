@@ -16,22 +16,18 @@ import numpy as np
 from msgspec.structs import asdict, replace
 
 from distprof.artefacts.records import throttle_reasons
-from distprof.bounds import table_beside
+from distprof.bounds import patterns_beside, table_beside
 from distprof.run.logs import Clock, DeviceEvent, DeviceLinks, DeviceLog, DeviceSeries, DeviceState
 from distprof.run.records import NO_THROTTLING, TELEMETRY
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.units import NS_PER_S
 
+_SAYS = patterns_beside(__package__, "collect.toml")
 MAX_VALUE = float(1 << 53)  # larger numbers are not measurements, and floats would round them
 LAST_NS = 1 << 62  # later times (from the year 2116) are invalid, and the sum of two would overflow
-_NUMBER = re.compile(r"\s*([+-]?\d{1,20}(?:\.\d{0,12})?(?:[eE][+-]?\d{1,2})?)\s*(\S{0,6})")
 
-_BUS_ID = re.compile(
-    r"(?:([0-9a-fA-F]{4,8}):)?([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.([0-7]))?(?![0-9a-fA-F:])"
-)
 
 _SCALES = {"KiB": 1024.0, "MiB": 1024.0**2, "GiB": 1024.0**3, "kW": 1e3, "mW": 1e-3, "GHz": 1e3}
-_SLASHED = re.compile(r"(\d{4})/(\d\d)/(\d\d) (\d\d:\d\d:\d\d(?:\.\d{1,6})?)(.*)")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -68,7 +64,7 @@ def is_amd_json(start: str) -> bool:
 
 def number(cell: str) -> float | None:
     """The number of a cell such as ``77.71 W``, in W, MHz, bytes, or in its own unit; else None."""
-    match = _NUMBER.match(cell)
+    match = _SAYS["number"].match(cell)
     if match is None:
         return None
     value = float(match[1]) * _SCALES.get(match[2], 1.0)
@@ -101,7 +97,7 @@ def bus_id(text: str) -> str:
     if re.fullmatch(r"[0-9a-fA-F]{4,11}", text):
         bits = int(text, 16)
         return f"{bits >> 20:08x}:{bits >> 12 & 255:02x}:{bits >> 4 & 255:02x}.{bits & 15:x}"
-    match = _BUS_ID.search(text)
+    match = _SAYS["bus_id"].search(text)
     if match is None:
         return ""
     domain, bus, device, function = match.groups()
@@ -115,7 +111,7 @@ def time_of(text: str) -> tuple[int, Clock] | None:
     A time with a zone (``Z``, ``+02:00``) counts from the epoch, one without is local.
     """
     text = text.strip()
-    match = _SLASHED.fullmatch(text)
+    match = _SAYS["slashed"].fullmatch(text)
     if match is not None:
         year, month, day, rest, zone = match.groups()
         text = f"{year}-{month}-{day}T{rest}{zone.strip()}"
@@ -152,16 +148,11 @@ NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,80}")
 RULE = re.compile(r"-{4,80}")
 # Line that ansible writes above a block: ``node-1 | CHANGED | rc=0 >>``.
 MARKER = re.compile(r"([A-Za-z0-9][\w.-]{0,80}) \| [A-Z]{2,12}!? (?:\| rc=\d{1,3} )?[>=]>")
-_HOST = re.compile(
-    r"[=#*\-\s]*(?P<label>(?:host(?:name)?|node)\s*[:=]\s*)?"
-    r"(?P<host>[A-Za-z0-9][\w.\-]{0,252}?):?[=#*\-\s]*",
-    re.IGNORECASE,
-)
 
 
 def host_named(line: str) -> str:
     """The host name in a heading above the output of a host; empty for other lines."""
-    match = _HOST.fullmatch(line)
+    match = _SAYS["host"].fullmatch(line)
     if match is None:
         return ""
     is_name = bool(match["label"]) or any(c.isdigit() for c in match["host"])

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from distprof.bounds import num_parts
+from distprof.bounds import num_parts, patterns_beside
 from distprof.ingest.sensors.collect import (
     LAST_NS,
     MAX_NAME,
@@ -37,14 +37,13 @@ from distprof.run.logs import Clock
 from distprof.run.records import NO_THROTTLING
 from distprof.units import NS_PER_S
 
+_SAYS = patterns_beside(__package__, "tables.toml")
 _DAY_NS = 86_400 * NS_PER_S
 
 _DCGM_REASONS = "DVCCTR"
 
 # Clock violations in the output of "-s v": power in % of the period, thermal as a flag.
 _VIOLATIONS = {"pviol": "power_violation", "tviol": "thermal_violation"}
-_TIME = re.compile(r"(\d\d):(\d\d):(\d\d)")
-_DATE = re.compile(r"\d{8}")
 
 
 def dmon_header(line: str) -> list[str] | None:
@@ -110,10 +109,10 @@ class Dmon:
         time = cells[self._at["Time"]]
         if "Date" in self._at:
             date = cells[self._at["Date"]]
-            if _DATE.fullmatch(date) is None:
+            if _SAYS["date"].fullmatch(date) is None:
                 return None
             return time_of(f"{date[:4]}-{date[4:6]}-{date[6:]}T{time}")
-        match = _TIME.fullmatch(time)
+        match = _SAYS["time"].fullmatch(time)
         if match is None:
             return None
         hours, minutes, seconds = map(int, match.groups())
@@ -137,15 +136,12 @@ class Dmon:
 
 _REASONS = ("clocks_event_reasons.", "clocks_throttle_reasons.")
 _NO_REASON = ("supported", "active", "gpu_idle")
-_FIELD = re.compile(r"\s*([a-zA-Z][\w.]*)\s*(?:\[([^\]]*)\])?\s*")
-_ROW_TIME = re.compile(r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{3}")
-_UNIT_CELL = re.compile(r"\s*\d+(?:\.\d+)? (?:W|MHz|MiB|%)\s*")
 
 
 def header_of(line: str) -> list[str] | None:
     """Names of columns; None for a line that is not the header of a query."""
     cells = line.split(",")
-    fields = [_FIELD.fullmatch(cell) for cell in cells]
+    fields = [_SAYS["field"].fullmatch(cell) for cell in cells]
     if not all(fields) or len(cells) > 1_000:
         return None
     names = [match[1] for match in fields if match]
@@ -160,8 +156,8 @@ def has_sensors(names: Sequence[str]) -> bool:
 def is_headless(line: str) -> bool:
     """Whether a line looks like a row of a query, whose columns are unknown without a header."""
     cells = line.split(",")
-    is_timed = len(cells) > 2 and _ROW_TIME.fullmatch(cells[0].strip()) is not None
-    return is_timed or sum(_UNIT_CELL.fullmatch(cell) is not None for cell in cells) >= 2
+    is_timed = len(cells) > 2 and _SAYS["row_time"].fullmatch(cells[0].strip()) is not None
+    return is_timed or sum(_SAYS["unit_cell"].fullmatch(cell) is not None for cell in cells) >= 2
 
 
 _MAX_CACHED = 100_000
@@ -287,7 +283,6 @@ def _text(cell: str) -> str:
 
 MAX_PARTS = 5_000_000
 _BUS_NAMES = ("PCI Bus", "bus.bdf", "bdf")
-_CARD = re.compile(r"card(\d{1,4})")
 _MAX_DEPTH = 6
 
 
@@ -300,16 +295,9 @@ def amd_header(line: str) -> list[str] | None:
     return names if is_device and any(name in columns_of("amd") for name in names) else None
 
 
-_ROW = re.compile(
-    r"(?:[\w.-]{1,60}(?: out)?:)?\s{0,20}(\d{1,3})\s.{0,60}?([\d.]{1,6})\s?°?[cC]\s+"
-    r"(?:([\d.]{1,7})W|N/A)\s.{0,60}?(?:(\d{1,5})Mhz\s.{0,80})?"
-    r"\s(?:\d{1,3}%|N/A)\s+(\d{1,3})%\s*"
-)
-
-
 def take_amd_row(line: str, collector: Collector) -> bool:
     """Read a row of the table that ``rocm-smi`` prints; False for another line."""
-    row = _ROW.fullmatch(line) if "hz " in line and "%" in line else None
+    row = _SAYS["row"].fullmatch(line) if "hz " in line and "%" in line else None
     if row is None:
         return False
     temperature, power, clock, use = (number(cell or "") for cell in row.groups()[1:])
@@ -373,7 +361,7 @@ def _devices(content: Any) -> Iterator[tuple[str, tuple[int, Clock] | None, Mapp
             yield str(content["gpu"]), _seconds(content.get("timestamp")), content
         else:
             for name, values in content.items():
-                if isinstance(values, dict) and _CARD.fullmatch(name):
+                if isinstance(values, dict) and _SAYS["card"].fullmatch(name):
                     yield name, None, values
 
 
@@ -392,7 +380,7 @@ def _flat(fields: Mapping[str, Any], before: str = "", depth: int = 0) -> Iterat
 
 def _identity(name: str, fields: Mapping[str, str]) -> Identity | None:
     """The GPU; None for other entries, such as ``system``."""
-    card = _CARD.fullmatch(name)
+    card = _SAYS["card"].fullmatch(name)
     index = whole(card[1] if card else name)
     if index is None:
         return None

@@ -114,7 +114,8 @@ class NcclResult(Result, frozen=True, kw_only=True):
     peer_path: tuple[float, str] | None = None
     # Path of the GPU farthest from its nearest network card: GB/s and type; null if not printed.
     card_path: tuple[float, str] | None = None
-    tested: str = ""  # What nccl-tests measured, if its table is in the same file.
+    tested: str = ""  # What nccl-tests measured, if its output is in the same file.
+    num_test_hosts: int | None = None  # Hosts that nccl-tests lists there.
     groups: tuple[NcclGroup, ...] = ()  # Communicators, identical ones folded into one row.
     transports: tuple[NcclTransport, ...] = ()  # How ranks are connected.
     hosts: tuple[NcclHost, ...] = ()  # Hosts with their network cards.
@@ -129,7 +130,7 @@ class NcclResult(Result, frozen=True, kw_only=True):
     def is_on_one_host(self) -> bool:
         """Whether the largest communicator is known to be on one host, which needs no network."""
         if not self.groups or self.num_jobs > 1:
-            return False
+            return self.num_test_hosts == 1
         largest = self.groups[0]
         is_whole = self.num_hosts == 1 and self.num_processes >= largest.num_ranks
         return largest.num_hosts == 1 or (largest.num_hosts is None and is_whole)

@@ -56,6 +56,7 @@ def analyze_nccl(run: Run) -> NcclResult:
         peer_path=log.peer_path,
         card_path=log.card_path,
         tested=log.tested,
+        num_test_hosts=log.num_test_hosts,
         groups=_groups(log, places),
         transports=_transports(log, places),
         hosts=_hosts(log),

@@ -40,8 +40,9 @@ _MANY = 0.1
 def nccl_verdict(report: Report) -> VerdictText:
     """The verdict and its reasons; None for other reports."""
     result = report.nccl
-    if not _is_alone(report):
-        return None
+    says_nothing = not (result.transports or result.networks or _topology(result))
+    if not _is_alone(report) or (says_nothing and report.placement.machines):
+        return None  # how the GPUs are connected says more
     line = _line(result)
     why = (
         result.tested,
@@ -102,7 +103,7 @@ def _chosen(result: NcclResult) -> str:
     if not result.networks:
         return ""
     cards = sorted({card for host in result.hosts if host.networks for card in host.cards})
-    over = f" over {', '.join(cards[:4])}" if cards else ""
+    over = f" over {' and '.join(cards[:4])}" if cards else ""
     if differ := different_networks(result):
         return f"Hosts chose different networks: {differ}. NCCL cannot connect them."
     names = [network_name(name) for name in result.networks]

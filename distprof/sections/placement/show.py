@@ -144,7 +144,8 @@ def machine_verdict(report: Report) -> VerdictText:
     gpus = sum(machine.num_gpus for machine in machines)
     line = f"{counted(len(machines), 'machine')}, {counted(gpus, 'GPU')}: no ranks, no steps."
     if len(machines) == 1:
-        return next(shown), _next_step(machines[0])
+        tested = filter(None, (report.nccl.tested,))
+        return next(shown), (*tested, *_next_step(machines[0]))
     more = len(machines) - _MOST_NAMED
     rest = (f"{more:,} more machines.",) if more > 0 else ()
     return line, (*shown, *rest)

@@ -371,6 +371,17 @@ def _known_work(result: OperatorTableResult) -> list[str]:
     ]
 
 
+def _of_one_row(result: OperatorTableResult) -> list[str]:
+    """The row that takes most of the CPU's time without what it calls, if one does."""
+    top = max(result.rows, key=lambda row: row.self_cpu_ns)
+    whole = max(result.self_cpu_ns or 0, *(row.cpu_ns for row in result.rows))
+    if len(result.rows) < _FEWEST_ROWS or top.self_cpu_ns < MIN_WORK_RATIO * whole:
+        return []
+    spent = f"{format_duration(top.self_cpu_ns)} of {format_duration(whole)}"
+    share = format_ratio(top.self_cpu_ns / whole)
+    return [f"{shorten(top.name, _MAX_NAME)} itself takes {share} of the CPU's time: {spent}."]
+
+
 def _cost(row: TableRow, field: str) -> tuple[str, str]:
     """A row's time and, if the table counts them, its calls."""
     calls = counted(row.num_calls, "call") if row.num_calls else ""
@@ -390,7 +401,7 @@ def _cpu_rows(result: OperatorTableResult) -> list[str]:
         for row in rows
         if getattr(row, field)
     )
-    known = _known_work(result)
+    known = _known_work(result) or _of_one_row(result) * (what == "CPU" and not lacks)
     shown = sum(row.self_cpu_ns for row in result.rows) / (result.self_cpu_ns or 1)
     if not (known or lacks) and result.self_cpu_ns and shown < MIN_LISTED_RATIO:
         lacks = _cut("CPU", shown)

@@ -204,6 +204,7 @@ def no_gpudirect(
 
 def _fix(nccl: NcclResult) -> str:
     """The fix for this vendor's GPUs and cards; nvidia-peermem works only with NVIDIA's."""
+    networks = (*nccl.networks, *(way.transport for way in nccl.transports))
     # Whether the library is RCCL, by its version or by AMD's links between GPUs
     versions = " ".join(version.value.lower() for version in nccl.versions)
     is_rccl = any(word in versions for word in ("hip", "rocm", "rccl", "-head"))
@@ -211,7 +212,7 @@ def _fix(nccl: NcclResult) -> str:
         maker = "amd"
     elif _cards(nccl, "hfi1"):
         maker = "omni-path"
-    elif _cards(nccl, "efa") or any("Libfabric" in name for name in nccl.networks):
+    elif _cards(nccl, "efa") or any("Libfabric" in name for name in networks):
         maker = "efa"
     elif _cards(nccl, "bnxt_re") or _cards(nccl, "irdma"):
         maker = "dma-buf"
