@@ -252,7 +252,8 @@ def _followers(failed: set[int], found: EndingResult) -> Iterator[str]:
 def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
     """A wait, with the last slow phase, or end, that was printed before the first time-out."""
     first = next((e for e in output.events if e.yields in ("timeout", "frozen")), None)
-    if found.state != STUCK or not (found.positions or found.cause == "frozen") or first is None:
+    is_wait = found.positions or found.cause in ("frozen", "unfinished")
+    if found.state != STUCK or not is_wait or first is None:
         return found
     before = (
         e
