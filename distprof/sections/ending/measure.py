@@ -268,7 +268,7 @@ def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
             return found
         told = f"Before that, the training had ended (line {last.line:,}): most often, not every "
         told += "rank enters what follows, such as a save, a test, a barrier or the end of a group."
-        return replace(found, verdict=f"{found.verdict.rstrip('.')}. {told}")
+        return _amid(found, told, *words().steps["training ended"])
     why = f"“{last.fields['phase']}” (line {last.line:,}): perhaps one rank takes longer for it "
     why += "than the timeout, and the watchdog ends a job that is only slow."
     if first.line - last.line <= _JUST_BEFORE:
