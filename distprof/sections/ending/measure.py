@@ -252,7 +252,8 @@ def _followers(failed: set[int], found: EndingResult) -> Iterator[str]:
 def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
     """A wait, with the last slow phase, or end, that was printed before the first time-out."""
     first = next((e for e in output.events if e.yields in ("timeout", "frozen")), None)
-    if found.state != STUCK or not (found.positions or found.cause == "frozen") or first is None:
+    is_wait = found.positions or found.cause in ("frozen", "unfinished")
+    if found.state != STUCK or not is_wait or first is None:
         return found
     before = (
         e
@@ -267,7 +268,7 @@ def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
             return found
         told = f"Before that, the training had ended (line {last.line:,}): most often, not every "
         told += "rank enters what follows, such as a save, a test, a barrier or the end of a group."
-        return replace(found, verdict=f"{found.verdict.rstrip('.')}. {told}")
+        return _amid(found, told, *words().steps["training ended"])
     why = f"“{last.fields['phase']}” (line {last.line:,}): perhaps one rank takes longer for it "
     why += "than the timeout, and the watchdog ends a job that is only slow."
     if first.line - last.line <= _JUST_BEFORE:

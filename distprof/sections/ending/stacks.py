@@ -15,7 +15,7 @@ from distprof.units import name_ranks
 
 _ONE_SNAPSHOT = "A single snapshot may show a job that runs: dump the stacks again after a minute."
 
-_SHARED = ("collective", "backward")
+_SHARED = ("collective", "backward", "set-up")
 """Activities in which a rank waits for the others of its group."""
 
 _AIDE = ("worker", "children")
