@@ -115,6 +115,7 @@ _CLAUSES = (
 """Ends of clauses, the strongest first."""
 
 _LEAST_CLAUSE = 24  # Characters below which a clause says too little
+_BARE = re.compile(r"(?:: \w{1,60}(?:Error|Exception)| failed in NCCL)$")  # … as these do
 
 
 def headed(text: str) -> tuple[str, str]:
@@ -133,7 +134,8 @@ def headed(text: str) -> tuple[str, str]:
 
 def _is_end(text: str, at: int) -> bool:
     head = text[:at]
-    return _LEAST_CLAUSE <= at <= MAX_HEADLINE and head.count("(") == head.count(")")
+    is_whole = head.count("(") == head.count(")") and not _BARE.search(head)
+    return is_whole and _LEAST_CLAUSE <= at <= MAX_HEADLINE
 
 
 def wrapped(text: str, width: int) -> str:

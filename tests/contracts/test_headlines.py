@@ -109,8 +109,15 @@ def test_long_names_choose_another_wording_and_never_break_a_word():
         (
             "Ranks 1-7 failed in NCCL: ncclInvalidUsage (a device of which there are only eight "
             "was asked for).",
-            "Ranks 1-7 failed in NCCL",
-            "ncclInvalidUsage (a device of which there are only eight was asked for).",
+            "Ranks 1-7 failed in NCCL: ncclInvalidUsage",
+            "(a device of which there are only eight was asked for).",
+        ),
+        (  # the name of an error alone says too little
+            "A process failed: RuntimeError: the block of rank 3 is missing in the table of all "
+            "ranks.",
+            "A process failed: RuntimeError: the block of rank 3 is missing in the table of …",
+            "A process failed: RuntimeError: the block of rank 3 is missing in the table of all "
+            "ranks.",
         ),
         (
             "Between nodes NCCL uses TCP sockets over enp36s0f1 and enp37s0f1, because the "
@@ -128,4 +135,4 @@ def test_a_statement_is_cut_between_clauses(text, headline, rest):
 def test_how_a_job_ended_fits_into_a_headline(file):
     report = distprof.hang(str(file))
     assert 0 < len(report.headline) <= MAX_HEADLINE
-    assert "…" not in report.headline
+    assert "…" not in report.headline or " failed" in report.headline

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from importlib import resources
-from itertools import islice
 from operator import itemgetter
 from typing import Generic, Protocol, TypeVar
 
@@ -64,6 +63,7 @@ class Advice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     fits: str  # Regular expression that the text of an error contains.
     text: str  # The advice.
+    says: str = ""  # What a verdict says of it before the message; empty for the message alone.
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,10 +81,16 @@ def expressions() -> tuple[Expression, ...]:
     return _table().expression
 
 
-def advice_on(about: str, text: str) -> tuple[str, ...]:
-    """What to do about an error: the first row of its kind that fits, if any."""
+def class_of(about: str, text: str) -> Advice | None:
+    """The first row of a kind of errors that fits, if any."""
     rows = _table().advice.get(about, ())
-    return tuple(islice((row.text for row in rows if re.search(row.fits, text)), 1))
+    return next((row for row in rows if re.search(row.fits, text)), None)
+
+
+def advice_on(about: str, text: str) -> tuple[str, ...]:
+    """What to do about an error, if a row of its kind fits."""
+    row = class_of(about, text)
+    return (row.text,) if row else ()
 
 
 @cache

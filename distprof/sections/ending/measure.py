@@ -16,7 +16,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from distprof.ingest.output.expressions import Expression, advice_on, expressions
+from distprof.ingest.output.expressions import Expression, advice_on, class_of, expressions
 from distprof.ingest.output.read import STAGE_LINES
 from distprof.ingest.output.stacks import calls_of_traceback, last_own
 from distprof.run.logs import JobOutput, NcclLog, OutputEvent, OutputStack
@@ -674,13 +674,15 @@ def _loader(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
 
 _FOLDERS = re.compile(r"(?:https?:/)?(?:/[^\s/()\[\]]{1,255}){2,64}/(?=[^\s/()\[\]]{1,255}\.so)")
 """Folders of a library: a long message says after them what does not fit."""
+_CHECKED_AT = re.compile(r"^\[enforce fail at \S{1,200}\]\s?\.?\s?")
 
 
 def _exception(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     message = " ".join(event.fields.get("message", "").split())
     name = event.fields.get("type", "")
     code = _frames(event).rstrip(" ^~\n").rpartition("\n")[2].strip()
-    steps = advice_on("exception", f"{name}: {message}\n{code}")
+    kind = class_of("exception", f"{name}: {message}\n{code}")
+    message = _CHECKED_AT.sub("", message)
     if len(message) > _MAX_QUOTE:
         message = _FOLDERS.sub("", message)[:_MAX_QUOTE]
     text = f"{name.rpartition('.')[2]}: {message}".strip(": .`")
@@ -688,7 +690,9 @@ def _exception(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
         text += f" (“{code[:120]}”)"
     hint = words().search("hint", event.fields.get("message", ""))
     told = (f"Its message advises: “{hint[1]}”.",) if hint else ()
-    return text, (*steps, *told) or (_where_to_look(event),)
+    if kind and kind.says:
+        text = f"{kind.says} ({text})"
+    return text, (*((kind.text,) if kind else ()), *told) or (_where_to_look(event),)
 
 
 def _where_to_look(event: OutputEvent) -> str:
@@ -1113,16 +1117,18 @@ def _peer(output: JobOutput) -> EndingResult | None:
         last = event.fields.get("last", "")
         kind = event.fields.get("type") or _RESULTS[int(event.fields["result"])]
         where = "'s bootstrap, in which ranks connect" if "bootstrap" in event.fields else ""
-        line = f"{who} failed in NCCL{where}: {kind}{f' ({last})' if last else ''}."
+        told = last if "failure" in last else f"{kind}{f' ({last})' if last else ''}"
+        line = f"{who} failed in NCCL{where}: {told}."
         suspects = ()
     steps, tail = words().steps[event.yields], ""
-    warned = [e for e in _of(output, "warning") if e.file == event.file and e.line < event.line]
+    warned = [e for e in _of(output, "warning") if e.file == event.file]
+    warned = [e for e in warned if e.line < event.line] or warned[:1]
     if suspects:
         tail = f" {capitalized(name_ranks(suspects))} reported nothing."
     elif event.yields == "peer" and "store" not in event.fields:
         tail = " The output does not show which rank."
     elif event.yields == "nccl" and "last" not in event.fields and warned:
-        tail = f" Its last warning before: {warned[-1].fields['what'][:_MAX_QUOTE].rstrip('.')}."
+        tail = f" Its warning: {warned[-1].fields['what'][:_MAX_QUOTE].rstrip('.')}."
         steps = steps[1:]
     advice = advice_on(event.yields, f"{line}{tail} {event.text}")
     if event.name == "nccl-cuda":  # this is the warning that names the call
@@ -1532,6 +1538,18 @@ def _why_mixed(output: JobOutput) -> str:
     return "is incomplete, or several ranks wrote into it"
 
 
+def _hinted(output: JobOutput) -> EndingResult | None:
+    """What a warning, or a sentence of somebody who asks, says if nothing else is known."""
+    events = [e for e in _of(output, "hint") if _row(e).says or _is_of_program(e)]
+    if not events or not _is_at_end(events[0], output):
+        return None
+    if "type" not in events[0].fields:
+        told, steps = _told(events[0])
+        return _made("hint", f"{told}.", events[0], *steps, state="")
+    line, steps = _exception(events[0])
+    return _made("exception", f"A process failed: {line.rstrip('.')}.", events[0], *steps)
+
+
 def _mixed(output: JobOutput) -> EndingResult | None:
     """Tracebacks that cannot be read."""
     events = _unreadable(output)
@@ -1643,4 +1661,5 @@ _CAUSES: tuple[Callable[[JobOutput], EndingResult | None], ...] = (
     _closed,
     partial(_cut, kind="frames"),
     _complained,
+    _hinted,
 )
