@@ -1117,8 +1117,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
         last = event.fields.get("last", "")
         kind = event.fields.get("type") or _RESULTS[int(event.fields["result"])]
         where = "'s bootstrap, in which ranks connect" if "bootstrap" in event.fields else ""
-        told = last if "failure" in last else f"{kind}{f' ({last})' if last else ''}"
-        line = f"{who} failed in NCCL{where}: {told}."
+        what = last if "failure" in last else f"{kind}{f' ({last})' if last else ''}"
+        line = f"{who} failed in NCCL{where}: {what}."
         suspects = ()
     steps, tail = words().steps[event.yields], ""
     warned = [e for e in _of(output, "warning") if e.file == event.file]
@@ -1539,7 +1539,7 @@ def _why_mixed(output: JobOutput) -> str:
 
 
 def _hinted(output: JobOutput) -> EndingResult | None:
-    """What a warning, or a sentence of somebody who asks, says if nothing else is known."""
+    """What a warning says, or a user who asks, if nothing else is known."""
     events = [e for e in _of(output, "hint") if _row(e).says or _is_of_program(e)]
     if not events or not _is_at_end(events[0], output):
         return None
