@@ -422,7 +422,7 @@ _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 _TIMES = {"half": 0.5, "twice": 2, "double": 2, "two": 2, "three": 3, "triple": 3, "four": 4}
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0,
             "秒": 1.0, "分": 60.0, "小": 3600.0, "天": 86400.0}  # fmt: skip
-_FEWEST_RANKS, _SAME, _MOST_EFFICIENT = 3, 0.01, 1.5
+_FEWEST_RANKS, _SAME, _MOST_EFFICIENT = 3, 0.01, 1.2
 _LABEL, _MOST_ROWS = 60, 200  # Characters of a name, and rows of a table of ways.
 _PATTERNS = patterns_beside(__package__, "scaling.toml", WORD="|".join(_WORDS))
 _BETWEEN = {r"\s*\|\s*": 2, r"\s*\t\s*": 2, r"\s{2,}": 3, r"\s{2,}|\s*[,;]\s*": 1}

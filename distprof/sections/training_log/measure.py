@@ -105,6 +105,9 @@ def _times(log: TrainingLog) -> dict[str, Any]:
     mean = float(np.average(ns, weights=weight))
     spread = float(np.sqrt(np.average((ns - mean) ** 2, weights=weight)))
     p95, p99 = np.percentile(ns, [95, 99])
+    first = np.flatnonzero(log.duration_ns != ABSENT)[0]
+    counts = steady.copy()
+    counts[first] |= log.duration_ns[first] < ns.min()  # shorter than all: that is no warm-up
     return {
         "num_steady": len(ns),
         "iterations_per_report": int(np.median(weight)),
@@ -115,8 +118,8 @@ def _times(log: TrainingLog) -> dict[str, Any]:
         "max_ns": int(ns.max()),
         "cv": spread / mean if mean > 0 else None,
         "steady_ns": tuple(ns[-MAX_KEPT:].tolist()),
-        "first_ns": int(log.duration_ns[log.duration_ns != ABSENT][0]),
-        "slow_span": _slow_span(log.iteration[steady], ns, weight),
+        "first_ns": int(log.duration_ns[first]),
+        "slow_span": _slow_span(log.iteration[counts], log.duration_ns[counts], log.span[counts]),
         **_slow(log.iteration[steady], ns, weight),
     }
 
