@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 from pathlib import Path
@@ -394,13 +395,21 @@ _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)  # left-aligned here; rich cen
 
 def page_text(markdown: str) -> str:
     """A Markdown page rendered for the terminal."""
+    from rich.console import Console
     from rich.markdown import Markdown
 
-    from distprof.documents.text import printed
-
-    page = Markdown(_HEADING.sub(r"**\1**", markdown), hyperlinks=False)
-    width = min(terminal_width(), MAX_PAGE_WIDTH)
-    return printed([page], width, color=has_color(sys.stdout), crop=True).lstrip("\n")
+    out = io.StringIO()
+    color = has_color(sys.stdout)
+    console = Console(
+        file=out,
+        width=min(terminal_width(), MAX_PAGE_WIDTH),
+        force_terminal=color,
+        no_color=not color,
+        color_system="standard" if color else None,
+        legacy_windows=False,
+    )
+    console.print(Markdown(_HEADING.sub(r"**\1**", markdown), hyperlinks=False))
+    return "\n".join(line.rstrip() for line in out.getvalue().strip("\n").split("\n")) + "\n"
 
 
 def listed_rules(rules: tuple[Rule, ...]) -> str:

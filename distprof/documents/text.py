@@ -43,33 +43,28 @@ def fitting_text(pages: Iterable[Page], options: RenderOptions) -> str:
     """The first page, longest first, that fits on a terminal, or else the last, as text."""
     written = ""
     for page in pages:
-        written = printed(page_blocks(page, options), options.width, color=options.color)
+        blocks = page_blocks(page, options)
+        out = io.StringIO()
+        console = Console(
+            file=out,
+            width=max(options.width, MIN_WIDTH),
+            force_terminal=options.color,
+            no_color=not options.color,
+            color_system="standard" if options.color else None,
+            legacy_windows=False,
+            markup=False,
+            highlight=False,
+            emoji=False,
+            _environ={} if options.color else os.environ,
+        )
+        for block in blocks:
+            console.print(block, crop=False)
+        written = (
+            "\n".join(line.rstrip() for line in out.getvalue().rstrip("\n").split("\n")) + "\n"
+        )
         if rows_of(written, options.width) <= MAX_BRIEF:
             break
     return written
-
-
-def printed(
-    blocks: Iterable[RenderableType], width: int, *, color: bool, crop: bool = False
-) -> str:
-    """Blocks one below another, as a terminal shows them; ``crop`` ends lines at the width."""
-    out = io.StringIO()
-    console = Console(
-        file=out,
-        width=max(width, MIN_WIDTH),
-        force_terminal=color,
-        no_color=not color,
-        color_system="standard" if color else None,
-        legacy_windows=False,
-        markup=False,
-        highlight=False,
-        emoji=False,
-        _environ={} if color else os.environ,
-    )
-    for block in blocks:
-        console.print(block, crop=crop)
-    lines = out.getvalue().rstrip("\n").split("\n")
-    return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
 def rows_of(text: str, width: int) -> int:
