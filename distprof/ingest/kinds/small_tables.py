@@ -586,8 +586,12 @@ def _table_pairs(lines: Sequence[str]) -> tuple[dict[str, float], str, str]:
         listed = [(line.split(":")[0].strip(), [*_values(line)]) for line in lines]
         for is_list, block in groupby(listed, lambda o: len(o[1]) == 1 and len(o[0]) < _LABEL):
             ways = {name: values[0].per_s for name, values in block} if is_list else {}
-            if any(is_way(name) and not is_count(name) for name in ways) and not found["time"]:
+            of_runs = len(ways) > 1 and _PATTERNS["runs"].fullmatch(", ".join(ways))
+            are_alike = of_runs and len({re.split(r"\W", name)[0] for name in ways} - {""}) == 1
+            known = any(is_way(name) or are_alike for name in ways if not is_count(name))
+            if known and not found["time"]:
                 found["time"] = ways
+                named_ways |= ways.keys()
     names = {name for by_name in found.values() for name in by_name}
     of_ways = any(is_way(n) and not is_count(n) for n in names)
     kinds = ("time", "iterations", "rate", "each") if of_ways else found
@@ -648,6 +652,8 @@ def _sentence_pairs(
 def _related(line: str) -> dict[tuple[str, int], float]:
     """Throughput of two numbers of GPUs, if a sentence says how many times that of the other."""
     counts, ratio = _counts(line), _PATTERNS["ratio"].search(line)
+    if len(counts) == 2 and _PATTERNS["no_ratio"].search(line):
+        return {(of, count): 1.0 for count, of, _ in counts}
     if ratio is None or len(counts) != 2 or _PATTERNS["expected"].search(line):
         return {}
     value = float(ratio["n"] or _TIMES[ratio["word"].lower()])

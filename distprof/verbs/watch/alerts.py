@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
+from distprof.bounds import table_beside
 from distprof.errors import UsageError
 from distprof.escape import plain, shorten
 from distprof.verbs.sources import is_web_address
@@ -37,44 +38,15 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str  # For example ``slow-rank``.
     unit: Unit  # Unit of its level.
-    # Default level; None if the kind is watched for only with an explicit level.
-    level: float | None
     about: str  # When it is raised, one sentence.
+    # Default level; None if the kind is watched for only with an explicit level.
+    level: float | None = None
 
 
 KINDS: Mapping[str, Kind] = {
-    kind.name: kind
-    for kind in (
-        Kind(
-            name="slow-rank", unit="ratio", level=0.10,
-            about=f"A rank's own time exceeds that of its peers by this share, for {LASTING}.",
-        ),
-        Kind(
-            name="slow-job", unit="ratio", level=0.20,
-            about=f"Steps take longer than earlier in the job by this share, for {LASTING}.",
-        ),
-        Kind(
-            name="rank-lost", unit="none", level=0.0,
-            about="A rank failed, was killed, or fell silent while others continue.",
-        ),
-        Kind(
-            name="stalled", unit="times", level=20.0,
-            about="No rank completes a step for this many usual steps, and at least 30 s.",
-        ),
-        Kind(
-            name="input", unit="ratio", level=0.20,
-            about=f"Ranks wait for input for this share of the step, for {LASTING}.",
-        ),
-        Kind(
-            name="throttling", unit="ratio", level=0.50,
-            about="Heat or hardware throttles a GPU in this share of its last 300 samples.",
-        ),
-        Kind(
-            name="memory", unit="bytes", level=None,
-            about="A rank uses more memory than this: GPU memory, or CPU memory on CPU ranks.",
-        ),
-    )
-}  # fmt: skip
+    row["name"]: Kind(**{**row, "about": row["about"].format(lasting=LASTING)})
+    for row in table_beside(__package__, "alerts.toml")["kind"]
+}
 
 
 def default_levels() -> dict[str, float]:
