@@ -117,12 +117,12 @@ def _topology(result: NcclResult) -> str:
     peer, card = result.peer_path, result.card_path
     parts = [f"each other{_way(peer)}"] if peer else []
     parts += [f"a network card{_way(card)}"] if card else []
-    return f"GPUs reach {' and '.join(parts)}, says NCCL's topology." if parts else ""
+    return f"GPUs reach {', '.join(parts)}." if parts else ""
 
 
 def _way(path: tuple[float, str]) -> str:
     speed, kind = path
-    return f" over {kind} at {speed:.3g} GB/s" if kind else f" of {8 * speed:.3g} Gb/s"
+    return f" at {speed:.3g} GB/s ({kind})" if kind else f" of {8 * speed:.3g} Gb/s"
 
 
 def _far(result: NcclResult) -> str:
