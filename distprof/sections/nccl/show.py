@@ -48,7 +48,7 @@ def nccl_verdict(report: Report) -> VerdictText:
         result.tested,
         _inside(result),
         "" if result.transports else _far(result),
-        _detour(result),
+        _detour(result) or _direct(result),
         _init(result),
         _warnings(result),
         _unrecognised(result),
@@ -161,6 +161,14 @@ def _detour(result: NcclResult) -> str:
         "Why GPUs have no access to each other's memory is not decided: nvidia-smi topo -p2p r "
         "shows whether they can have it, and NCCL_DEBUG_SUBSYS=INIT,ENV,GRAPH what NCCL decided."
     )
+
+
+def _direct(result: NcclResult) -> str:
+    """Where to look if all connections are direct ones."""
+    ways = [(way.where == INSIDE, way.transport[:3], way.has_gdr) for way in result.transports]
+    if not ways or any(way != (True, "P2P", False) and not way[2] for way in ways):
+        return ""
+    return "These are the direct ways: measure them with all_reduce_perf, and trace all ranks."
 
 
 def _share(result: NcclResult, where: str) -> str:
