@@ -382,7 +382,7 @@ def _best(table: _Table) -> str:
     if size >= _LARGE_BYTES:
         return text
     least = min(half[0] for row in table.rows for half in row.halves)
-    return f"{text}; messages this small show the latency, here {least:g} µs or more"
+    return f"{text}; small messages show the latency, here {least:g} µs or more"
 
 
 def _ratio(table: _Table, least: float = 1.0) -> float | None:

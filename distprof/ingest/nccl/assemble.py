@@ -244,7 +244,7 @@ class Assembler:
         )
 
     def _listed(self) -> dict[str, set[int]]:
-        """Networks by the cards that are listed; NCCL 2.4 lists sockets beside InfiniBand."""
+        """Networks by the cards that are listed; NCCL 2.4 lists sockets as well."""
         listed = dict(self._of_cards)
         if listed.keys() - {"Socket"} and "Socket" in listed:
             listed["Socket"] = listed["Socket"] & self._missing.get("IB", set())

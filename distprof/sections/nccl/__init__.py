@@ -110,9 +110,9 @@ class NcclResult(Result, frozen=True, kw_only=True):
     missing_networks: tuple[str, ...] = ()  # Networks for which NCCL found no device.
     # Types of paths between GPUs according to NCCL's graph search, for example ``NVL``, ``PIX``.
     paths: tuple[str, ...] = ()
-    # Slowest path between GPUs in NCCL's topology, and that of the GPU farthest from its nearest
-    # network card: GB/s and type; null if not printed.
+    # Slowest path between GPUs in NCCL's topology: GB/s and type; null if not printed.
     peer_path: tuple[float, str] | None = None
+    # Path of the GPU that is farthest from its nearest network card, as above.
     card_path: tuple[float, str] | None = None
     tested: str = ""  # What nccl-tests measured, if its output is in the same file.
     num_test_hosts: int | None = None  # Hosts that nccl-tests lists there.

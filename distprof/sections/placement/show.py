@@ -191,7 +191,7 @@ def _narrow(measured: Sequence[GpuCopies]) -> str:
     speeds = [o.bytes_per_s / (1 + o.is_both_ways) for o in measured if o.is_direct and not o.host]
     if not speeds or max(speeds) >= _NARROW:
         return ""
-    return "PCIe links this slow are narrow or old: compare LnkSta with LnkCap in lspci -vv."
+    return "Such slow PCIe links are narrow or old: compare LnkSta with LnkCap in lspci -vv."
 
 
 def _host_copies(measured: Sequence[GpuCopies]) -> tuple[str, ...]:

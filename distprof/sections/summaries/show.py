@@ -160,7 +160,7 @@ MIN_BUSY_RATIO = 0.4
 MIN_LISTED_RATIO = 0.3
 _NEARLY = 0.8
 _MANY_CALLS, _SHORT_NS = 10_000, 5_000
-"""Kernels or copies this short wait for their launches if there are so many."""
+"""Kernels or copies this short wait for their launches in such numbers."""
 
 _COPIES = re.compile(r"aten::(?:copy_|to|_to_copy|clone|contiguous)")
 
