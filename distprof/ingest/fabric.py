@@ -202,14 +202,13 @@ def _perftest(lines: Sequence[str], source: str) -> FabricFile | None:
     curves = tuple(_of_link(memory, speeds[memory]) for memory in speeds if speeds[memory])
     if not curves:
         return None
-    is_both_ways = any("Bidirectional" in line for line in lines)
     return FabricFile(
         origin="perftest",
         source="" if source == _STDIN else source,
         backend="verbs",
         world_size=2,
         curves=curves,
-        notes=(ONE_LINK, BOTH_WAYS) if is_both_ways else (ONE_LINK,),
+        notes=(ONE_LINK, *(BOTH_WAYS,) * any("Bidirectional" in line for line in lines)),
     )
 
 

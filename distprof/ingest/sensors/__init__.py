@@ -337,9 +337,8 @@ _REASONS = re.compile(rb"\n *Clocks (?:Throttle|Event) Reasons\s")
 
 def holds_tables(start: bytes) -> bool:
     """Whether a text holds a table of nvidia-smi or rocm-smi, or a part of one, somewhere."""
-    return bool(
-        _REASONS.search(start) or _TABLES.search(start) or (b"SCLK" in start and b"GPU%" in start)
-    )
+    is_cut_out = b"NVSMI LOG" not in start and _REASONS.search(start)
+    return bool(is_cut_out or _TABLES.search(start) or (b"SCLK" in start and b"GPU%" in start))
 
 
 def _kind(line: str, *, is_first: bool) -> str:

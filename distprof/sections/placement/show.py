@@ -123,7 +123,6 @@ def _range(least: int, most: int) -> str:
 # The first lines of a report on machines without ranks or steps -------------------------------
 
 _MOST_NAMED = 4
-_FEWEST = 2
 
 _NARROW = 9e9  # Bytes per second: a link of PCIe 3.0 x16 copies at 11 GB/s or more.
 _SAME, _UNEVEN = 0.1, 0.3
@@ -225,7 +224,7 @@ def _sentence(machine: PlacedMachine, paths: Sequence[CardPath]) -> str:
 
 def _next_step(machine: PlacedMachine) -> tuple[str, ...]:
     """What to do, given how a machine's GPUs are connected."""
-    if machine.num_gpus < _FEWEST:
+    if machine.num_gpus == 1:
         return ()
     if len(machine.islands) == 1:
         return (
