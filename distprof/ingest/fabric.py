@@ -202,14 +202,13 @@ def _perftest(lines: Sequence[str], source: str) -> FabricFile | None:
     curves = tuple(_of_link(memory, speeds[memory]) for memory in speeds if speeds[memory])
     if not curves:
         return None
-    is_both_ways = any("Bidirectional" in line for line in lines)
     return FabricFile(
         origin="perftest",
         source="" if source == _STDIN else source,
         backend="verbs",
         world_size=2,
         curves=curves,
-        notes=(ONE_LINK, BOTH_WAYS) if is_both_ways else (ONE_LINK,),
+        notes=(ONE_LINK, *(BOTH_WAYS,) * any("Bidirectional" in line for line in lines)),
     )
 
 
@@ -382,7 +381,7 @@ def _best(table: _Table) -> str:
     if size >= _LARGE_BYTES:
         return text
     least = min(half[0] for row in table.rows for half in row.halves)
-    return f"{text}; messages this small show the latency, here {least:g} µs or more"
+    return f"{text}; small messages show the latency, here {least:g} µs or more"
 
 
 def _ratio(table: _Table, least: float = 1.0) -> float | None:

@@ -27,7 +27,7 @@ _ESCAPES = re.compile(
 )
 
 _COMMANDS = re.compile(
-    rb"^[ \t>$+]{0,8}(?:export|setenv|set|env|ENV|-x|-e|--env|os\.environ|"
+    rb"^[ \t>$+]{0,40}(?:export|setenv|set|env|ENV|-x|-e|--env|os\.environ|"
     rb"[\"']?[A-Z][A-Z0-9_]{1,60}[\"']?[ \t]{0,8}[=:]|"
     rb"\S{0,60}(?:run|launch|python3?|deepspeed|docker)[ \t])[^\n]{0,4000}",
     re.MULTILINE,

@@ -160,6 +160,8 @@ _LINE_BUFFER = 900
 """NCCL formats trees in a buffer of 1,024 characters and cuts longer messages."""
 
 _ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
+_GDR = {"Enabled": NcclRemark.GDR_ON, "Disabled": NcclRemark.GDR_OFF}
+_LINKS = {"NVLINK ": "NVLink", "": "PCIe"}
 _PROTOCOLS = ("LL", "LL128", "SIMPLE")
 
 
@@ -238,6 +240,11 @@ def _initialised(text: str) -> Event | None:
     )
 
 
+def _old_initialised(match: re.Match[str]) -> Event | None:
+    rank, num_ranks = int(match[1]), int(match[2])
+    return Initialised("", rank, num_ranks, None, "", "", "") if rank < num_ranks else None
+
+
 def _timing(match: re.Match[str]) -> Event:
     whole, _, part = match[3].partition(".")
     total_ns = int(whole) * NS_PER_S + int(part[:9].ljust(9, "0"))
@@ -293,38 +300,14 @@ _READERS: tuple[tuple[str, Reader], ...] = (
     (" COMPLETE", _initialised),
     ("Init START", _initialised),
     ("Init timings", _of("timing", _timing)),
-    (
-        "anks ",
-        _of(
-            "old_init",
-            lambda m: (
-                Initialised("", int(m[1]), int(m[2]), None, "", "", "")
-                if int(m[1]) < int(m[2])
-                else None
-            ),
-        ),
-    ),
+    ("anks ", _of("old_init", _old_initialised)),
     *(
         (begin, _of("setting", lambda m: Setting(m[1], m[2])))
         for begin in (" set by environment to ", "_IFNAME set to ", "_HCA set to ")
     ),
-    (
-        "GPU Direct RDMA ",
-        _of(
-            "gdr",
-            lambda m: Remark(
-                NcclRemark.GDR_ON if m[1] == "Enabled" else NcclRemark.GDR_OFF, m[3] or m[2]
-            ),
-        ),
-    ),
-    (
-        "Could not enable P2P between ",
-        _of("peer_failed", lambda _: Remark(NcclRemark.PEER_OFF, "refused")),
-    ),
-    (
-        "P2P is disabled between ",
-        _of("peer_off", lambda m: Remark(NcclRemark.PEER_OFF, "NVLink" if m[1] else "PCIe")),
-    ),
+    ("GPU Direct RDMA ", _of("gdr", lambda m: Remark(_GDR[m[1]], m[3] or m[2]))),
+    ("Could not enable P2P ", _of("peer_failed", lambda _: Remark(NcclRemark.PEER_OFF, "refused"))),
+    ("P2P is disabled ", _of("peer_off", lambda m: Remark(NcclRemark.PEER_OFF, _LINKS[m[1]]))),
     ("NET/", _cards),
     ("Using network ", _of("network", lambda m: Network(m[1]))),
     ("Using internal Network ", _of("network", lambda m: Network(m[1]))),

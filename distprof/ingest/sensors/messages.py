@@ -227,8 +227,6 @@ FABRIC = re.compile(
     r"\[([A-Z][a-z]{2} \d\d \d{4} \d\d:\d\d:\d\d)\] \[([A-Z]{1,12})\] \[tid \d{1,20}\] (.{0,500})"
 )
 
-_SWITCH_ERROR = re.compile(r"error (\d{3,6})\b")
-_SWITCH = re.compile(r"pci bus id ([0-9a-fA-F:.]{5,20})")
 _BAD = {"ERROR", "CRITICAL", "FATAL"}
 
 
@@ -237,7 +235,10 @@ def take_fabric_line(line: str, collector: Collector) -> None:
     match = FABRIC.match(line)
     if match is None or match[2] not in _BAD:
         return
-    number, switch = _SWITCH_ERROR.search(match[3]), _SWITCH.search(match[3])
+    number, switch = (
+        _PATTERNS["switch_error"].search(match[3]),
+        _PATTERNS["switch"].search(match[3]),
+    )
     t_ns = parsed_time(match[1], "%b %d %Y %H:%M:%S")
     collector.event(
         DeviceEvent(
@@ -287,8 +288,6 @@ def take_monitor_line(line: str, collector: Collector) -> None:
 
 # ``nvidia-smi nvlink --status`` -------------------------------------------------------------------
 
-_GPU_HEADING = re.compile(r"GPU (\d{1,4}): (.{1,200}) \(UUID: (\S{1,80})\)\s*")
-_LINK = re.compile(r"\s*Link (\d{1,3}): (?:<?(inactive)>?|(\d{1,5}(?:\.\d{1,6})?) GB/s)\s*", re.I)
 MAX_LINKS = 256
 
 
@@ -302,12 +301,12 @@ class NvlinkStatus:
 
     def take(self, line: str) -> bool:
         """Read a line; False if it is not part of the status."""
-        gpu = _GPU_HEADING.fullmatch(line)
+        gpu = _PATTERNS["gpu_heading"].fullmatch(line)
         if gpu is not None:
             self.close()
             self._gpu = {"index": int(gpu[1]), "name": gpu[2], "uuid": gpu[3]}
             return True
-        link = _LINK.fullmatch(line)
+        link = _PATTERNS["link"].fullmatch(line)
         if link is None or self._gpu is None:
             return False
         if int(link[1]) < MAX_LINKS:
@@ -327,9 +326,6 @@ class NvlinkStatus:
 # DCGM's exporter ----------------------------------------------------------------------------------
 
 PREFIX = "DCGM_FI_"
-_LINE = re.compile(r"(DCGM_FI_\w{1,100})\{([^}]{0,4000})\}\s+(\S{1,40})(?:\s+(\d{10,16}))?\s*")
-_LABEL = re.compile(r'(\w{1,60})="((?:[^"\\]|\\.){0,300})"')
-_COMMENT_TIME = re.compile(r"#\s*(\d{9,11}(?:\.\d{1,9})?)\s*")
 
 _REASONS = ("DEV_CLOCK_THROTTLE_REASONS", "DEV_CLOCKS_EVENT_REASONS")
 _XID_METRIC = "DEV_XID_ERRORS"
@@ -358,14 +354,14 @@ class Scrapes:
 
     def comment(self, line: str) -> None:
         """Read a comment; one with a number begins a scrape."""
-        match = _COMMENT_TIME.fullmatch(line)
+        match = _PATTERNS["comment_time"].fullmatch(line)
         if match is not None:
             self.close()
             self._time = seconds_of(match[1])
 
     def take(self, line: str) -> None:
         """Read one metric of one GPU."""
-        match = _LINE.fullmatch(line)
+        match = _PATTERNS["line"].fullmatch(line)
         if match is None:
             self._collector.left_out["unreadable DCGM lines skipped"] += 1
             return
@@ -428,7 +424,7 @@ class Scrapes:
         if found is None:
             if len(self._labels) > 50_000:
                 self._labels.clear()
-            by_name: dict[str, str] = dict(_LABEL.findall(labels))
+            by_name: dict[str, str] = dict(_PATTERNS["metric_label"].findall(labels))
             device = Identity(
                 host=by_name.get("Hostname") or by_name.get("hostname", ""),
                 index=whole(by_name.get("gpu", "")),

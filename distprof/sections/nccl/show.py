@@ -48,7 +48,7 @@ def nccl_verdict(report: Report) -> VerdictText:
         result.tested,
         _inside(result),
         "" if result.transports else _far(result),
-        _detour(result),
+        _detour(result) or _direct(result),
         _init(result),
         _warnings(result),
         _unrecognised(result),
@@ -117,12 +117,12 @@ def _topology(result: NcclResult) -> str:
     peer, card = result.peer_path, result.card_path
     parts = [f"each other{_way(peer)}"] if peer else []
     parts += [f"a network card{_way(card)}"] if card else []
-    return f"GPUs reach {' and '.join(parts)}, says NCCL's topology." if parts else ""
+    return f"GPUs reach {', '.join(parts)}." if parts else ""
 
 
 def _way(path: tuple[float, str]) -> str:
     speed, kind = path
-    return f" over {kind} at {speed:.3g} GB/s" if kind else f" of {8 * speed:.3g} Gb/s"
+    return f" at {speed:.3g} GB/s ({kind})" if kind else f" of {8 * speed:.3g} Gb/s"
 
 
 def _far(result: NcclResult) -> str:
@@ -161,6 +161,14 @@ def _detour(result: NcclResult) -> str:
         "Why GPUs have no access to each other's memory is not decided: nvidia-smi topo -p2p r "
         "shows whether they can have it, and NCCL_DEBUG_SUBSYS=INIT,ENV,GRAPH what NCCL decided."
     )
+
+
+def _direct(result: NcclResult) -> str:
+    """Where to look if all connections are direct ones."""
+    ways = [(way.where == INSIDE, way.transport[:3], way.has_gdr) for way in result.transports]
+    if not ways or any(way != (True, "P2P", False) and not way[2] for way in ways):
+        return ""
+    return "These are the direct ways: measure them with all_reduce_perf, and trace all ranks."
 
 
 def _share(result: NcclResult, where: str) -> str:

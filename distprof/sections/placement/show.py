@@ -123,7 +123,6 @@ def _range(least: int, most: int) -> str:
 # The first lines of a report on machines without ranks or steps -------------------------------
 
 _MOST_NAMED = 4
-_FEWEST = 2
 
 _NARROW = 9e9  # Bytes per second: a link of PCIe 3.0 x16 copies at 11 GB/s or more.
 _SAME, _UNEVEN = 0.1, 0.3
@@ -191,7 +190,7 @@ def _narrow(measured: Sequence[GpuCopies]) -> str:
     speeds = [o.bytes_per_s / (1 + o.is_both_ways) for o in measured if o.is_direct and not o.host]
     if not speeds or max(speeds) >= _NARROW:
         return ""
-    return "PCIe links this slow are narrow or old: compare LnkSta with LnkCap in lspci -vv."
+    return "Such slow PCIe links are narrow or old: compare LnkSta with LnkCap in lspci -vv."
 
 
 def _host_copies(measured: Sequence[GpuCopies]) -> tuple[str, ...]:
@@ -225,7 +224,7 @@ def _sentence(machine: PlacedMachine, paths: Sequence[CardPath]) -> str:
 
 def _next_step(machine: PlacedMachine) -> tuple[str, ...]:
     """What to do, given how a machine's GPUs are connected."""
-    if machine.num_gpus < _FEWEST:
+    if machine.num_gpus == 1:
         return ()
     if len(machine.islands) == 1:
         return (
