@@ -1241,11 +1241,8 @@ def _stopped(output: JobOutput) -> EndingResult | None:
 
 def _interrupted(output: JobOutput) -> EndingResult | None:
     is_survived = _survived(output)
-    events = [
-        e
-        for e in _of(output, "exception", "error", "cut")
-        if _is_interrupt(e) and not is_survived(e)
-    ]
+    raised = _of(output, "exception", "error", "cut")
+    events = [e for e in raised if _is_interrupt(e) and not is_survived(e)]
     if not events:
         return None
     event = next((e for e in events if "frames" in e.fields), events[0])
