@@ -67,7 +67,9 @@ _MOST_BEFORE = 120
 
 _STACK = re.compile(r"Current thread|Thread |#[01]  0x|#\d{1,4} Frame 0x|Traceback|Stack trace")
 _LEAST_BROKEN = 60  # shorter lines were not broken by a terminal
-_NEW_LINE = re.compile(rb"\s*(?:\[|\(\w+ pid=|\S{0,80}\d:|frame #|Exception |Traceback|terminate )")
+_NEW_LINE = re.compile(
+    rb"\s*(?:\[|\d{4}-\d\d-\d\d|\(\w+ pid=|\S{0,80}\d:|frame #|Exception |Traceback|terminate )"
+)
 """Beginnings of lines that continue no other."""
 
 

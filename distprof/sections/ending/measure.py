@@ -379,12 +379,7 @@ def _xid(output: JobOutput) -> EndingResult | None:
     what = f"Xid {number} (PCI {fields.get('bus', '')})" if number else fields.get("what", "")
     told = "reports that it has fallen off the bus" if "fallen off" in what else f"reports {what}"
     told = f"cannot reach the GPU at PCI {fields['lost']}" if "lost" in fields else told
-    return _made(
-        "xid",
-        f"A GPU failed: the driver {told}.",
-        event,
-        *advice_on("xid", ""),
-    )
+    return _made("xid", f"A GPU failed: the driver {told}.", event, *advice_on("xid", ""))
 
 
 def _xid_of(event: OutputEvent) -> str:
@@ -1229,6 +1224,8 @@ def _stopped(output: JobOutput) -> EndingResult | None:
     if event is None:
         return None
     name = _signal(event)
+    if name == "SIGINT" and (began := _stands_at(output)):
+        return began
     how = f"its launcher got {name or 'a signal'}"
     if name in words().stopped:
         how = words().stopped[name]
@@ -1250,11 +1247,8 @@ def _stopped(output: JobOutput) -> EndingResult | None:
 
 def _interrupted(output: JobOutput) -> EndingResult | None:
     is_survived = _survived(output)
-    events = [
-        e
-        for e in _of(output, "exception", "error", "cut")
-        if _is_interrupt(e) and not is_survived(e)
-    ]
+    raised = _of(output, "exception", "error", "cut")
+    events = [e for e in raised if _is_interrupt(e) and not is_survived(e)]
     if not events:
         return None
     event = next((e for e in events if "frames" in e.fields), events[0])
@@ -1297,8 +1291,7 @@ def _cut(output: JobOutput, kind: str = "cut") -> EndingResult | None:
     event = min(events, key=lambda e: (e.rank is None, "type" not in e.fields), default=None)
     if event is None:
         return None
-    began = _at_stage(output) if _of(output, "complaint") and "type" not in event.fields else None
-    if began is not None:  # most often, someone ended it with Ctrl-C
+    if "type" not in event.fields and (began := _stands_at(output)):
         return began
     place = event.fields.get("place") or last_own(_frames(event))
     kind = event.fields.get("type", "an exception")
@@ -1337,13 +1330,11 @@ def _waiting(output: JobOutput) -> EndingResult | None:
             return None  # it went by
         return _stuck("waiting", *_told(last)[:1], last, *_told(last)[1])
     if events and "seconds" in events[-1].fields:
-        return _stuck(
-            "frozen",
+        text = (
             f"a process waited {events[-1].fields['seconds']} s for other processes of its engine, "
-            "which took no message. The lines do not show which",
-            events[-1],
-            *words().steps["engine"],
         )
+        text += "which took no message. The lines do not show which"
+        return _stuck("frozen", text, events[-1], *words().steps["engine"])
     return _store(replace(output, events=tuple(replace(e, yields="store") for e in events)))
 
 
@@ -1355,12 +1346,7 @@ def _twice(output: JobOutput) -> EndingResult | None:
     if not all(0 < e.again - e.line < _NEAR_AGENT for e in events) or len(ranks) >= size:
         return None
     text = f"{name_ranks(ranks)} of {size:,} came twice and the others not at all: hosts took the "
-    return _stuck(
-        "store",
-        f"{text}same ranks",
-        events[0],
-        *words().steps["same ranks"],
-    )
+    return _stuck("store", f"{text}same ranks", events[0], *words().steps["same ranks"])
 
 
 def _at_stage(output: JobOutput) -> EndingResult | None:
@@ -1371,6 +1357,11 @@ def _at_stage(output: JobOutput) -> EndingResult | None:
         return None
     says, steps = _told(last)
     return EndingResult(cause="stage", verdict=f"Not decided: {says}.", next_steps=steps)
+
+
+def _stands_at(output: JobOutput) -> EndingResult | None:
+    """The stage in which someone says that the job stands: most often, a Ctrl-C ended it there."""
+    return _at_stage(output) if _of(output, "complaint") else None
 
 
 def _joining(output: JobOutput) -> EndingResult | None:
@@ -1389,9 +1380,10 @@ def _joining(output: JobOutput) -> EndingResult | None:
     events = [e for e in events if e.number("key") in (None, max(keys, default=None))]
     begun = {e.rank for e in events if e.rank is not None}
     size = max((e.number("expected") or 0 for e in events), default=0)
-    if not begun or any("joined" in e.fields for e in events):
+    is_done = not keys and any("complete" in e.fields for e in events)
+    if not (begun or is_done) or any("joined" in e.fields for e in events):
         return None
-    if len(begun) >= size:
+    if is_done or len(begun) >= size:
         last = max((replace(e, line=max(e.line, e.again)) for e in events), key=lambda e: e.line)
         if not size or not _is_at_end(last, output, STAGE_LINES):
             return None

@@ -15,7 +15,7 @@ from distprof.sections.ending.words import words
 from distprof.sections.table import counted
 from distprof.units import capitalized, format_duration, name_ranks
 
-_UNEQUAL = ("ALLTOALL", "GATHER", "SCATTER", "SEND", "RECV", "COALESCED", "BROADCAST")
+_UNEQUAL = ("ALLTOALL", "GATHER", "SCATTER", "SEND", "RECV", "COALESCED")
 """Operations whose members may have inputs of different sizes, by the beginning of their names."""
 
 
@@ -182,8 +182,15 @@ def _stuck(
 
 def _wait_text(name: str, waiting: Sequence[EndingPosition]) -> str:
     shown = name if all(one.is_global for one in waiting) else ""
-    what = _operation(next((one for one in waiting if one.op), waiting[0]), shown)
-    return f"{_who(waiting, name)} {_verb(waiting, 'wait')} in {what}"
+    lowest = min((one.seq for one in waiting if one.seq is not None), default=None)
+    by_number: dict[int | None, list[EndingPosition]] = {}
+    for one in waiting:
+        by_number.setdefault(lowest if one.seq is None else one.seq, []).append(one)
+    texts = []
+    for some in by_number.values():
+        what = _operation(max(some, key=lambda one: (bool(one.op), one.seq is not None)), shown)
+        texts.append(f"{_who(some, name)} {_verb(some, 'wait')} in {what}")
+    return "; ".join(texts[:4])
 
 
 def _first_pending(one: EndingPosition) -> int | None:
@@ -205,9 +212,11 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
             and _is_late(p, positions, highest)]  # fmt: skip
     if late and len(late) < len(positions):
         return _behind(name, late, positions)
-    unequal = _mismatch(waiting)
+    first = min(known, default=None)
+    shared = [one for one in waiting if one.op and one.seq == first]
+    unequal = _mismatch(shared)
     if unequal is not None:
-        return _unequal(name, unequal, [one for one in waiting if one.op])
+        return _unequal(name, unequal, shared)
     silent = _silent(positions, output)
     text = _wait_text(name, waiting)
     if silent:
@@ -322,9 +331,8 @@ def _behind(
 
 
 def _mismatch(waiting: Sequence[EndingPosition]) -> str | None:
-    """What differs between ranks that wait in the same number: ``op`` or ``size``; None if none."""
-    waiting = [one for one in waiting if one.op]
-    if len({one.seq for one in waiting}) > 1 or len(waiting) < 2:
+    """What differs between ranks that wait in one number: ``op`` or ``size``; None if nothing."""
+    if len(waiting) < 2:
         return None
     if len({one.op for one in waiting}) > 1:
         return "op"
