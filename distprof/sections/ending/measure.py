@@ -625,8 +625,10 @@ def _device(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     what = event.fields.get("what") or event.fields.get("code") or event.text[:_MAX_QUOTE]
     is_other = "code" in event.fields and not what.lower().startswith("cu")
     whose = "the NPU's driver" if "NPU" in event.text else "the driver" if is_other else "CUDA"
-    by = event.fields.get("hip", whose)
-    return f"{by} reports {what}", advice_on("device", what)
+    told = f"{event.fields.get('hip', whose)} reports {what}"
+    kind = class_of("device", what)
+    said = f"{kind.says} ({told})" if kind and kind.says else told
+    return said, (kind.text,) if kind else ()
 
 
 def _assert(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
