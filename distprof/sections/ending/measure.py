@@ -371,7 +371,8 @@ def _host_memory(output: JobOutput) -> EndingResult | None:
 
 def _xid(output: JobOutput) -> EndingResult | None:
     """An error of a GPU itself."""
-    event = next((e for e in _of(output, "xid") if _xid_of(e) not in _OF_PROGRAMS), None)
+    is_of_program = partial(words().search, "xid_of_program")
+    event = next((e for e in _of(output, "xid") if not is_of_program(_xid_of(e))), None)
     if event is None:
         return None
     number = _xid_of(event)
@@ -385,10 +386,6 @@ def _xid(output: JobOutput) -> EndingResult | None:
 def _xid_of(event: OutputEvent) -> str:
     """Number of the error that an Xid follows from, or of the Xid itself; empty without any."""
     return event.fields.get("cause", "") or event.fields.get("code", "")
-
-
-_OF_PROGRAMS = ("8", "13", "31", "32", "43", "45", "69", "137")
-"""Xids that a program's own error causes most often."""
 
 
 def _xid_of_program(output: JobOutput) -> EndingResult | None:
@@ -453,7 +450,12 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     same = {e.rank for e in events if _key(e) == _key(event)}
     ranks = tuple(sorted(rank for rank in same if rank is not None))
     traceback = next(
-        (e for e in tracebacks if _is_near(e, event) and not _LAUNCHING.search(_frames(e))), None
+        (
+            e
+            for e in tracebacks
+            if _is_near(e, event) and not words().search("launching", _frames(e))
+        ),
+        None,
     )
     place = last_own(_frames(traceback)) if traceback else ""
     line, steps = _told(event) if _row(event).says else _WORDS[event.yields](event)
@@ -577,26 +579,14 @@ def _key(event: OutputEvent) -> tuple[str, str]:
     return "error" if event.yields == "exception" else event.yields, text + message
 
 
-_LAUNCHING = re.compile(
-    r", in (?:launch_agent|execute_subprocess_async|\w+_launcher|launch_gloo|gloo_run"
-    r"|join(?=\n *raise Exception\()|_recv(?=\n *raise EOFError)"
-    r"|_main(?=\n *self = reduction\.pickle))(?:\n(?!\s*File )[^\n]*)*$"
-)
-"""Last frames of launchers, which raise what a rank ended with, and of orphaned children."""
-
-
-_OF_WORKER = re.compile(
-    r"Traceback \(|Caught \w+ in (?:replica|DataLoader|pin memory)|CheckpointException ranks:"
-)
-"""Messages that wrap the exception of a worker, whose own message follows."""
-
-
 def _frames(event: OutputEvent) -> str:
     return event.fields.get("frames", "")
 
 
 def _is_own(event: OutputEvent) -> bool:
-    return not _OF_WORKER.match(event.fields.get("message", "")) and _is_of_program(event)
+    return not words().search("of_worker", event.fields.get("message", "")) and _is_of_program(
+        event
+    )
 
 
 def _is_of_program(event: OutputEvent) -> bool:
@@ -604,7 +594,7 @@ def _is_of_program(event: OutputEvent) -> bool:
     if "by" in event.fields:
         return False  # an interruption
     return bool(words().search("own", f"{kind}: {message}")) or not (
-        _LAUNCHING.search(_frames(event))
+        words().search("launching", _frames(event))
         or words().search("not_own", kind)
         or words().search("of_others", f"{kind} {message}")
     )
@@ -645,14 +635,18 @@ def _device(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     what = event.fields.get("what") or event.fields.get("code") or event.text[:_MAX_QUOTE]
     is_other = "code" in event.fields and not what.lower().startswith("cu")
     whose = "the NPU's driver" if "NPU" in event.text else "the driver" if is_other else "CUDA"
-    by = event.fields.get("hip", whose)
-    return f"{by} reports {what}", advice_on("device", what)
+    told = f"{event.fields.get('hip', whose)} reports {what}"
+    kind = class_of("device", what)
+    said = f"{kind.says} ({told})" if kind and kind.says else told
+    return said, (kind.text,) if kind else ()
 
 
 def _assert(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     what = event.fields.get("assertion", "")
-    whose = "a kernel's" if not what or "thread: [" in event.text else "an"
-    return f"{whose} assertion failed{f' ({what})' if what else ''}", advice_on("assert", whose)
+    whose = "a kernel's" if not what or re.search(r"thread: \[|Device-side", event.text) else "an"
+    kind = class_of("assert", f"{whose} {what}")
+    said = kind.says if kind and kind.says else f"{whose} assertion failed"
+    return f"{said}{f' ({what})' if what else ''}", (kind.text,) if kind else ()
 
 
 def _port(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
@@ -667,19 +661,14 @@ def _loader(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     return text, advice_on("loader", how)
 
 
-_FOLDERS = re.compile(r"(?:https?:/)?(?:/[^\s/()\[\]]{1,255}){2,64}/(?=[^\s/()\[\]]{1,255}\.so)")
-"""Folders of a library: a long message says after them what does not fit."""
-_CHECKED_AT = re.compile(r"^\[enforce fail at \S{1,200}\]\s?\.?\s?")
-
-
 def _exception(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     message = " ".join(event.fields.get("message", "").split())
     name = event.fields.get("type", "")
     code = _frames(event).rstrip(" ^~\n").rpartition("\n")[2].strip()
     kind = class_of("exception", f"{name}: {message}\n{code}")
-    message = _CHECKED_AT.sub("", message)
+    message = re.sub(words().patterns["checked_at"], "", message)
     if len(message) > _MAX_QUOTE:
-        message = _FOLDERS.sub("", message)[:_MAX_QUOTE]
+        message = re.sub(words().patterns["folders"], "", message)[:_MAX_QUOTE]
     text = f"{name.rpartition('.')[2]}: {message}".strip(": .`")
     if not message and code.startswith(("assert ", "return ")):
         text += f" (“{code[:120]}”)"
@@ -692,7 +681,7 @@ def _exception(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
 
 def _where_to_look(event: OutputEvent) -> str:
     """The code that raised an exception."""
-    *_, last = ("", *_PACKAGE.findall(_frames(event)))
+    *_, last = ("", *re.findall(words().patterns["package"], _frames(event)))
     if last and last != "torch":
         return f"{last} raises it: compare its version with what the program requires (pip show)."
     place = last_own(_frames(event))
@@ -701,10 +690,6 @@ def _where_to_look(event: OutputEvent) -> str:
     if not place:
         return "Read the traceback of that rank."
     return f"Read {where}: one process with the same configuration and data may show it sooner."
-
-
-_PACKAGE = re.compile(r'  File "[^"\n]{0,300}?(?:(?:site|dist)-packages/(\w{1,60})[^"\n]{0,300})?"')
-"""A frame of a traceback, with the package that it is in."""
 
 
 def _row(event: OutputEvent) -> Expression:
@@ -827,7 +812,9 @@ def _key_of_exit(event: OutputEvent) -> tuple[str, str]:
 def _reason(output: JobOutput) -> str:
     """What the output shows about an exit that no row explains."""
     is_survived = _survived(output)
-    launched = {_key(e) for e in _of(output, "exception") if _LAUNCHING.search(_frames(e))}
+    launched = {
+        _key(e) for e in _of(output, "exception") if words().search("launching", _frames(e))
+    }
     for event in _of(output, "exception", "error"):
         is_wrapper = words().search("not_own", event.fields.get("type", ""))
         if not (is_wrapper or is_survived(event) or _key(event) in launched):
@@ -1110,7 +1097,7 @@ def _peer(output: JobOutput) -> EndingResult | None:
         line = f"{who} reported an error of the network{whom}{what and f': {what}'}."
     else:
         last = event.fields.get("last", "")
-        kind = event.fields.get("type") or _RESULTS[int(event.fields["result"])]
+        kind = event.fields.get("type") or words().results[event.fields["result"]]
         where = "'s bootstrap, in which ranks connect" if "bootstrap" in event.fields else ""
         what = last if "failure" in last else f"{kind}{f' ({last})' if last else ''}"
         line = f"{who} failed in NCCL{where}: {what}."
@@ -1131,10 +1118,6 @@ def _peer(output: JobOutput) -> EndingResult | None:
     steps = (*advice, *steps[1:]) if advice and event.yields == "network" else (*advice, *steps)
     return replace(_made(event.yields, line + tail, event, *steps, ranks=()), suspects=suspects)
 
-
-_RESULTS = ("ncclSuccess", "ncclUnhandledCudaError", "ncclSystemError", "ncclInternalError",
-            "ncclInvalidArgument", "ncclInvalidUsage", "ncclRemoteError")  # fmt: skip
-"""NCCL's errors, by number."""
 
 _UNNAMED = ", and its lines do not name that rank"
 
@@ -1310,13 +1293,10 @@ def _cut(output: JobOutput, kind: str = "cut") -> EndingResult | None:
 def _is_launchers(event: OutputEvent) -> bool:
     """Whether a traceback is of a launcher, which reports how another process ended."""
     files = re.findall(r'File "([^"\n]{1,300})"', _frames(event))
-    return bool(_OF_LAUNCHERS.search(files[-1] if files else event.fields.get("type", "")))
+    return bool(
+        words().search("of_launchers", files[-1] if files else event.fields.get("type", ""))
+    )
 
-
-_OF_LAUNCHERS = re.compile(
-    r"torch/distributed/(?:run|launch|elastic|launcher)\b|accelerate/commands/|/torchrun$"
-    r"|deepspeed/launcher/|CalledProcessError"
-)
 
 _LAST_LINES = 5
 
@@ -1493,7 +1473,7 @@ def _interfaces(events: Iterable[OutputEvent]) -> str:
             places.setdefault(place, set()).add(event.fields["process"].rpartition(":")[0])
     hosts = set().union(*places.values())
     networks = {address.rpartition(".")[0].rpartition(".")[0] for _, address in places}
-    is_local = any(_LOCAL.match(f"{name}:{address}") for name, address in places)
+    is_local = any(words().search("local", f"{name}:{address}") for name, address in places)
     if len(hosts) < 2 or not (is_local or (len(networks) > 1 and len({n for n, _ in places}) > 1)):
         return ""
     texts = (
@@ -1503,11 +1483,6 @@ def _interfaces(events: Iterable[OutputEvent]) -> str:
     what = "hosts use different networks" if len(networks) > 1 else "the hosts' interface is local"
     return f"{what}: {', '.join([*texts][:4])}"
 
-
-_LOCAL = re.compile(
-    r"(?:docker|lo\b|virbr|br-|veth|cni|lxcbr|podman)|[^:]*:(?:127\.|169\.254\.|172\.17\.)"
-)
-"""Interfaces that do not leave their host."""
 
 _READY = "Init COMPLETE"
 

@@ -33,6 +33,7 @@ class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stages: dict[str, str]
     steps: dict[str, tuple[str, ...]]
     operations: dict[str, str]
+    results: dict[str, str]
     patterns: dict[str, str]  # Regular expressions.
     activity: dict[str, Activity]
 
