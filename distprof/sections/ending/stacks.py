@@ -19,7 +19,7 @@ _SHARED = ("collective", "backward", "set-up")
 """Activities in which a rank waits for the others of its group."""
 
 _AIDE = ("worker", "children")
-"""Activities of processes that are no rank of a job."""
+"""Activities of processes that are not ranks of a job."""
 
 _HOLDING = ("data loader", "checkpoint", "compilation", "driver", "file system")
 """Activities of one rank for which others wait that are in a collective."""
