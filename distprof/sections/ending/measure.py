@@ -54,7 +54,7 @@ def analyze_ending(run: Run) -> EndingResult:
     is_known = log is not None and bool(log.edges or log.networks or log.links or log.warnings)
     if found.state or found.cause not in ("set-up", "ready", "stage") or not is_known:
         return found
-    also = found.verdict.replace("Not decided", "If the job hangs there (distprof hang)", 1)
+    also = found.verdict.replace("Not decided", "If the job hangs at this point (distprof hang)", 1)
     return EndingResult(alternatives=(also,) if found.cause != "ready" else ())
 
 
