@@ -75,7 +75,6 @@ def test_a_table_that_torch_prints_is_read_row_by_row(tmp_path):
     assert "The table has only CPU times." in f"{verdict.headline}. {verdict.detail}"
 
 
-
 def test_operators_count_where_their_kernels_have_no_rows(tmp_path):
     path = tmp_path / "table.txt"
     path.write_text(table("CUDA", row("aten::mm", "9.000ms"), row("c10d::allreduce_", "1.000ms")))
