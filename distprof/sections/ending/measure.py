@@ -34,6 +34,9 @@ UNSAID = ("phase", "preparing", "setup", "calls", "agents", "joining", "world", 
 
 _MAX_QUOTE = 200
 _MAX_SAID = 110
+_LINES_AFTER = {"ddp-first-iteration": 3}
+"""Lines after a stage in which a text still ends there, if training goes on right after it."""
+
 _FATAL = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 _FOLLOWING = ("peer", "timeout", "position", "missing", "mismatch", "store", "nccl", "network")
 
@@ -1333,7 +1336,7 @@ def _at_stage(output: JobOutput) -> EndingResult | None:
     """A stage of the start in which a job can stand, if the text ends there."""
     events = [replace(e, line=max(e.line, e.again)) for e in _of(output, "stage")]
     last = max(events, key=lambda e: e.line, default=None)
-    if last is None or not _is_at_end(last, output, STAGE_LINES):
+    if last is None or not _is_at_end(last, output, _LINES_AFTER.get(last.name, STAGE_LINES)):
         return None
     says, steps = _told(last)
     return EndingResult(cause="stage", verdict=f"Not decided: {says}.", next_steps=steps)
