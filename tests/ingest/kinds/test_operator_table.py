@@ -71,8 +71,9 @@ def test_a_table_that_torch_prints_is_read_row_by_row(tmp_path):
     assert found.device == ""
     assert found.notes == ()
     report = analyze(open_run(str(path)))
-    verdict = judge(report)
-    assert "The table has only CPU times." in f"{verdict.headline}. {verdict.detail}"
+    verdict = judge(report)  # which row leads depends on the machine
+    said = " ".join((verdict.headline, verdict.detail, *verdict.why))
+    assert "The table has only CPU times" in said
 
 
 def test_operators_count_where_their_kernels_have_no_rows(tmp_path):
