@@ -1511,7 +1511,7 @@ def _why_mixed(output: JobOutput) -> str:
 
 
 def _hinted(output: JobOutput) -> EndingResult | None:
-    """What a warning, or a sentence of somebody who asks, says if nothing else is known."""
+    """What a warning, or a quoted error within a sentence, says if nothing else is known."""
     events = [e for e in _of(output, "hint") if _row(e).says or _is_of_program(e)]
     if not events or not _is_at_end(events[0], output):
         return None
