@@ -35,7 +35,7 @@ UNSAID = ("phase", "preparing", "setup", "calls", "agents", "joining", "world", 
 _MAX_QUOTE = 200
 _MAX_SAID = 110
 _LINES_AFTER = {"ddp-first-iteration": 3}
-"""Lines after a stage in which a text still ends there, if training goes on right after it."""
+"""Lines after a stage in which a text still ends there, if training continues right after it."""
 
 _FATAL = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 _FOLLOWING = ("peer", "timeout", "position", "missing", "mismatch", "store", "nccl", "network")
@@ -1509,7 +1509,7 @@ def _why_mixed(output: JobOutput) -> str:
 
 
 def _hinted(output: JobOutput) -> EndingResult | None:
-    """What a warning says, or a user who asks, if nothing else is known."""
+    """What a warning, or a quoted error within a sentence, says if nothing else is known."""
     events = [e for e in _of(output, "hint") if _row(e).says or _is_of_program(e)]
     if not events or not _is_at_end(events[0], output):
         return None
