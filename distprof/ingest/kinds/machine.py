@@ -63,7 +63,7 @@ def parse_machines(text: str) -> Machines:
     from distprof.ingest.sensors.collect import host_named
 
     lines = [line[:_LONGEST_LINE] for line in text.splitlines()]
-    for name, instead in (("escape", ""), ("control", ""), ("soc", "SYS")):
+    for name, instead in (("escape", ""), ("control", ""), ("bar", "  "), ("soc", "SYS")):
         lines = [_SAYS[name].sub(instead, line) for line in lines]
     lines = [line.rstrip() for line in lines]
     headers = [match for line in lines if (match := _SAYS["header"].fullmatch(line))]
