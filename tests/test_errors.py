@@ -13,6 +13,7 @@ from distprof.errors import (
     MissingExtraError,
     OtherVerbError,
     SchemaError,
+    StatementError,
     UsageError,
     WebError,
 )
@@ -25,7 +26,7 @@ ERRORS = [
     *(kind("why") for kind in (DistprofError, UsageError, ClusterError, DamagedTablesError)),
     *(
         kind("a.json", expected="x", found="y", fix="z")
-        for kind in (InputError, OtherVerbError, SchemaError)
+        for kind in (InputError, OtherVerbError, SchemaError, StatementError)
     ),
     *(kind("why", "fix") for kind in (StoreError, ChangedError, UnusableStoreError)),
     *(kind("why") for kind in (TooLargeError, NotAFileError, UnpackedTooLargeError)),
