@@ -19,7 +19,6 @@ from benchmarks.large_jobs import Job, run_of
 from distprof.documents.saved import Report
 from distprof.sections.whatif import trace_model
 
-
 RANKS = [Job(num_ranks=ranks, num_steps=3, per_step=8) for ranks in (32, 64, 128)]
 STEPS = [Job(num_ranks=24, num_steps=steps, per_step=8) for steps in (8, 16, 32)]
 
@@ -49,7 +48,7 @@ def peak_bytes_of(make: Callable[[], Any]) -> int:
 
 
 LITTLE_MORE = {calls_of: 1.15, peak_bytes_of: 1.25}
-"""Times twice: groups of twice the ranks make some numbers longer, and what is freed when varies."""
+"""Times twice: groups of twice the ranks make numbers longer, and memory is freed at any time."""
 
 
 def whole(job: Job) -> Report:
