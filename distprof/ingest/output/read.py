@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import islice
 
 import numpy as np
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.ingest.files import DAMAGE, INNER, Blocks, opened
-from distprof.ingest.output.expressions import Expression, signs
+from distprof.ingest.output.expressions import Expression, expressions, signs
 from distprof.ingest.output.stacks import headed, listed_stacks, stacks_in
 from distprof.run.logs import JobOutput, OutputEvent, OutputStack
 from distprof.run.topology import DEFAULT_GROUPS
@@ -62,9 +62,6 @@ _LINE_END = ord("\n")
 _BEFORE_SIGN = 600
 _MAX_WORLD = 1 << 20
 _MAX_BROKEN = 5
-_MOST_BEFORE = 120
-"""Lines before a sign that a record may have, at most."""
-
 _STACK = re.compile(r"Current thread|Thread |#[01]  0x|#\d{1,4} Frame 0x|Traceback|Stack trace")
 _LEAST_BROKEN = 60  # shorter lines were not broken by a terminal
 _NEW_LINE = re.compile(
@@ -188,7 +185,7 @@ class Reader:
             end = (end + block)[-_END:]
             keep = self._take(data, skip, before, shown, rank, is_last=False)
             self._time = _time_of(data[max(keep - _WINDOW, 0) : keep]) or self._time
-            first = _line_back(data, keep, _MOST_BEFORE) if keep < len(data) else keep
+            first = _line_back(data, keep, _most_before()) if keep < len(data) else keep
             before += len(_line_ends(data[:first]))
             rest, skip = data[first:], keep - first
         self._take(rest, skip, before, shown, rank, is_last=True)
@@ -440,6 +437,12 @@ def _searched(row: Expression, text: str) -> dict[str, str] | None:
         return row.search(text)
     joined = (row.search(text.replace("\n", by)) for by in ("", " "))
     return max(joined, key=lambda fields: len(fields or ()))
+
+
+@cache
+def _most_before() -> int:
+    """Lines before a sign that a record may have, at most."""
+    return max(row.before for row in expressions())
 
 
 def _line_back(data: bytes, start: int, count: int) -> int:

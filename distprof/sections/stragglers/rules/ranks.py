@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache, partial
 
 from distprof.bounds import table_beside
 from distprof.escape import few_ranks, fitting
@@ -21,7 +22,7 @@ from distprof.sections.time import StepTimeResult
 from distprof.terms import Confidence, Severity, StragglerCause, StragglerPattern
 from distprof.units import capitalized, fold_ranks, format_duration, format_ratio, name_ranks
 
-WORDS = table_beside(__package__, "words.toml")
+words = cache(partial(table_beside, __package__, "words.toml"))
 
 _Slow = RankStraggler | StragglerSet
 
@@ -31,9 +32,9 @@ def because(rank: _Slow) -> str:
     if rank.detail.startswith(PAUSED_FOR):
         text = f"Its CPU launches late: it is in {rank.detail.removeprefix(PAUSED_FOR)}"
     else:
-        text = WORDS["because"].get(rank.detail) or WORDS["because"][rank.cause]
+        text = words()["because"].get(rank.detail) or words()["because"][rank.cause]
     if isinstance(rank, StragglerSet) and len(rank.ranks) > 1:
-        for one, several in WORDS["several"]:
+        for one, several in words()["several"]:
             text = text.replace(one, several)
     return text
 
@@ -56,7 +57,7 @@ def fix_of(rank: _Slow) -> str:
             f"Take {what} out of the step: run it in the background or less often. If all ranks "
             "need it, run it on all of them in the same step."
         )
-    fix: str = WORDS["fix"].get(rank.detail) or WORDS["fix"][rank.cause]
+    fix: str = words()["fix"].get(rank.detail) or words()["fix"][rank.cause]
     return fix
 
 
