@@ -11,6 +11,7 @@ from distprof.sections.collectives import CollectiveClass, CollectivesResult
 from distprof.sections.idle import CpuPause, IdleResult, RankIdle
 from distprof.sections.kernels import CategoryTime, KernelRow, KernelsResult, RankSpeed
 from distprof.sections.overlap import AxisOverlap, OverlapResult, RankOverlap
+from distprof.sections.pipeline import PictureRow, PipelineGroup
 from distprof.sections.report import GroupInfo, RunInfo
 from distprof.sections.stragglers import RankStraggler, StepBlame, StragglersResult
 from distprof.sections.time import (
@@ -712,3 +713,22 @@ SAMPLES: dict[str, Callable[[], Report]] = {
     "empty": empty,
     "nasty": nasty,
 }
+
+
+def pipeline() -> PipelineGroup:
+    """Two stages, one after the other."""
+    rows = [
+        PictureRow(rank=0, stage=0, kind="forward", micro_batch=0, start_ns=0, end_ns=40),
+        PictureRow(rank=1, stage=1, kind="forward", micro_batch=0, start_ns=50, end_ns=100),
+        PictureRow(rank=1, stage=1, kind="backward", micro_batch=0, start_ns=100, end_ns=200),
+    ]
+    return PipelineGroup(
+        schedule="1f1b",
+        ranks=(0, 1),
+        stages=2,
+        virtual_stages=1,
+        num_micro_batches=1,
+        source="marks",
+        confidence=Confidence.MEASURED,
+        picture=tuple(rows),
+    )

@@ -43,12 +43,12 @@ from distprof.escape import plain
 from distprof.formats import RenderOptions, find_reporter
 from distprof.rules import all_rules
 from distprof.sections.computation import ComputationResult, OperatorRow, Roof
-from distprof.sections.pipeline import PictureRow, PipelineGroup
+from distprof.sections.pipeline import PictureRow
 from distprof.sections.shows import judge, tables_of
 from distprof.sections.stragglers import StepBlame, StragglerSet
 from distprof.sections.time import BreakdownResult, StepBreakdown
 from distprof.sections.whatif import WhatIfResult, WorkerSlowdown
-from distprof.terms import Confidence, StragglerCause, StragglerPattern
+from distprof.terms import StragglerCause, StragglerPattern
 from distprof.units import format_duration
 from tests.documents.html_pages import Seen
 from tests.documents.job_samples import SAMPLES, hostile_job
@@ -59,6 +59,7 @@ from tests.documents.samples import (
     finding,
     kernels,
     nasty,
+    pipeline,
     report_of,
     run_info,
     straggler,
@@ -133,24 +134,6 @@ def template() -> Seen:
     )
     pages = "".join(rule.page for rule in all_rules())
     return Seen(shown(report, show_all=True) + markdown_html(pages))
-
-
-def pipeline() -> PipelineGroup:
-    rows = [
-        PictureRow(rank=0, stage=0, kind="forward", micro_batch=0, start_ns=0, end_ns=40),
-        PictureRow(rank=1, stage=1, kind="forward", micro_batch=0, start_ns=50, end_ns=100),
-        PictureRow(rank=1, stage=1, kind="backward", micro_batch=0, start_ns=100, end_ns=200),
-    ]
-    return PipelineGroup(
-        schedule="1f1b",
-        ranks=(0, 1),
-        stages=2,
-        virtual_stages=1,
-        num_micro_batches=1,
-        source="marks",
-        confidence=Confidence.MEASURED,
-        picture=tuple(rows),
-    )
 
 
 @pytest.mark.parametrize("name", SAMPLES)

@@ -27,12 +27,11 @@ from distprof.sections.picture import (
     packed_split,
     pieces_of,
 )
-from distprof.sections.pipeline import PictureRow, PipelineGroup
-from distprof.terms import Confidence
 from distprof.units import format_duration
 from distprof.verbs.compare import Comparison
 from distprof.verbs.compare.show import COMPARISON, compare_reports
 from tests.documents.html_pages import Seen
+from tests.documents.samples import pipeline
 from tests.sections.joined import joined_run
 from tests.simulator import SimulatedJob, SlowDevice
 
@@ -101,17 +100,6 @@ def test_a_table_says_the_same() -> None:
 def test_a_pipeline_whose_slots_the_step_shows_is_not_drawn_again(
     with_slots: tuple[int, ...], is_drawn: bool
 ) -> None:
-    slot = PictureRow(rank=0, stage=0, kind="forward", micro_batch=0, start_ns=0, end_ns=40)
-    group = PipelineGroup(
-        schedule="1f1b",
-        ranks=(0, 1),
-        stages=2,
-        virtual_stages=1,
-        num_micro_batches=1,
-        source="marks",
-        confidence=Confidence.MEASURED,
-        picture=(slot, replace(slot, rank=1, stage=1)),
-    )
     drawn = report(1).picture
     step = drawn.steps[0]
     lane = DrawnLane(name="pipeline slots", pieces=step.ranks[0].lanes[0].pieces)
@@ -122,7 +110,7 @@ def test_a_pipeline_whose_slots_the_step_shows_is_not_drawn_again(
     shown = replace(
         report(1),
         picture=replace(drawn, steps=(replace(step, ranks=tuple(ranks)),)),
-        pipeline=replace(report(1).pipeline, groups=(group,)),
+        pipeline=replace(report(1).pipeline, groups=(pipeline(),)),
     )
     assert ('<figure class="schedule"' in page(shown)) is is_drawn
     part = find_reporter("html")(shown, RenderOptions(sections=("pipeline",)))
