@@ -76,7 +76,7 @@ _ESCAPES = re.compile(
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 _STAMP = r"(?:\[?\d{4}-\d\d-\d\d[T ][\d:.,]{5,18}(?:Z|[+-]\d\d:?\d\d)?\]?[ ,]+)?"
 _TIME = re.compile(
-    rb"(?:\b\d{4}[-/]|[IWEF])(?P<mon>[01]\d)[-/]?(?P<day>[0-3]\d)[T_ ]"
+    rb"[\dIWEF](?:(?<=\b\d)\d{3}[-/]|(?<=\D))(?P<mon>[01]\d)[-/]?(?P<day>[0-3]\d)[T_ ]"
     rb"(?P<hour>[0-2]\d):(?P<minute>[0-5]\d):(?P<second>[0-5]\d(?:\.\d{1,9})?)"
 )
 """``2026-01-31 12:00:00.5``, with other separators too, and glog's ``E0131 12:00:00.5``."""
@@ -153,7 +153,8 @@ class Reader:
         self._num_dropped = 0
         self._has_more_calls = False
         self._dumped = ("", 0)  # the file of the last stack, and the line at which it ends
-        self._time: float | None = None  # the last one before the present block
+        self._time: float | None = None  # the last one that was read
+        self._timed = 0  # up to which place of the present block
 
     def take_file(self, path: str, shown: str, rank: int | None) -> None:
         """Read one file.
@@ -184,7 +185,7 @@ class Reader:
             data = rest + block if rest else block
             end = (end + block)[-_END:]
             keep = self._take(data, skip, before, shown, rank, is_last=False)
-            self._time = _time_of(data[max(keep - _WINDOW, 0) : keep]) or self._time
+            self._time_at(data, keep, keep)
             first = _line_back(data, keep, _most_before()) if keep < len(data) else keep
             before += len(_line_ends(data[:first]))
             rest, skip = data[first:], keep - first
@@ -194,6 +195,12 @@ class Reader:
         if rank is not None:
             self.ranks.add(rank)
         self._keep_last(end, rank)
+
+    def _time_at(self, data: bytes, start: int, end: int) -> float | None:
+        """The time of a line, or the last one before it."""
+        self._time = _time_of(data[max(start - _WINDOW, self._timed) : end]) or self._time
+        self._timed = max(self._timed, end)
+        return self._time
 
     def _keep_last(self, end: bytes, rank: int | None) -> None:
         """Keep the last line of each rank at the end of a file; a bar of progress is one line."""
@@ -210,6 +217,7 @@ class Reader:
         """Read a block from ``skip`` on; returns where the next block must begin again."""
         seen = set[tuple[int, str]]()
         line_ends = _line_ends(data)
+        self._timed = 0
         if before == 0:
             self._tries.clear()
         for at, row in signs().find(data):
@@ -284,7 +292,7 @@ class Reader:
                 line=number,
                 text=cleaned(data[max(start, at - 120) : end])[:MAX_TEXT].strip(),
                 rank=rank,
-                at_s=_time_of(data[max(start - _WINDOW, 0) : end]) or self._time,
+                at_s=self._time_at(data, start, end),
                 fields=short,
             )
 
