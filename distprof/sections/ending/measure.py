@@ -148,7 +148,7 @@ def _once_finished(found: EndingResult, output: JobOutput, mixed: str) -> Ending
     """
     at = [replace(e, line=max(e.line, e.again)) for e in _of(output, "finished", "closed")]
     last = max(at, key=lambda e: ("gone" not in e.fields, e.line), default=None)
-    is_open = bool(mixed) or found.cause in ("", "ready", "set-up", "joining")
+    is_open = bool(mixed) or found.cause in ("", "ready", "set-up", "joining", "ignored")
     if last is None or not is_open or not _is_at_end(last, output):
         return found
     if any(e.file == last.file and e.line < last.line for e in _of(output, "mixed")):
@@ -168,7 +168,7 @@ def _is_interrupt(event: OutputEvent) -> bool:
 
 def _without_asides(output: JobOutput) -> Iterator[OutputEvent]:
     """The events but those of exceptions that Python ignores, or that end only a helper thread."""
-    begins = sorted((e.file, e.line) for e in _of(output, "exception"))
+    begins = sorted({(e.file, e.line) for e in _of(output, "exception", "cut", "mixed")})
     inside = set()
     for event in _of(output, "aside"):
         is_inner = event.name == "queue-feeder"  # it is in the traceback, not before it
@@ -187,7 +187,7 @@ def _without_asides(output: JobOutput) -> Iterator[OutputEvent]:
             yield event
 
 
-_OF_ASIDES = ("exception", "peer", "loader")
+_OF_ASIDES = ("exception", "cut", "frames", "mixed", "peer", "loader")
 
 _BETWEEN_RUNS = 60
 """Lines that may follow the end of a run: what other ranks and the scheduler still print."""
@@ -460,8 +460,12 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
         ),
         None,
     )
-    place = last_own(_frames(traceback)) if traceback else ""
+    frames = _frames(traceback) if traceback else ""
+    place = last_own(frames)
     line, steps = _told(event) if _row(event).says else _WORDS[event.yields](event)
+    if event.yields == "memory" and words().search("saving", f"{event.text} {frames}"):
+        line = f"while it gathered weights to save them, {line}"
+        steps = advice_on("memory", "saving")
     if event.yields == "exception" and (then := _raised_then(event, output)):
         after, _ = _exception(then)
         line = f"{line.rstrip('.')}, and then {after}" if after != line else line
@@ -667,7 +671,7 @@ def _loader(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
 def _exception(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     message = " ".join(event.fields.get("message", "").split())
     name = event.fields.get("type", "")
-    code = _frames(event).rstrip(" ^~\n").rpartition("\n")[2].strip()
+    code = _last_code(event)
     kind = class_of("exception", f"{name}: {message}\n{code}")
     message = re.sub(words().patterns["checked_at"], "", message)
     if len(message) > _MAX_QUOTE:
@@ -682,6 +686,11 @@ def _exception(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     return text, (*((kind.text,) if kind else ()), *told) or (_where_to_look(event),)
 
 
+def _last_code(event: OutputEvent) -> str:
+    """The last line of code of a traceback."""
+    return _frames(event).rstrip(" ^~\n").rpartition("\n")[2].strip()
+
+
 def _where_to_look(event: OutputEvent) -> str:
     """The code that raised an exception."""
     *_, last = ("", *re.findall(words().patterns["package"], _frames(event)))
@@ -691,7 +700,7 @@ def _where_to_look(event: OutputEvent) -> str:
     name, _, at = place.rstrip(")").partition(" (")
     where = at if name == "<module>" else f"{name} in {at}"
     if not place:
-        return "Read the traceback of that rank."
+        return "Add the lines above: the last frame of the traceback that is in your code made the call."
     return f"Read {where}: one process with the same configuration and data may show it sooner."
 
 
@@ -784,7 +793,8 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
     how = f"was not started: {why.rstrip('.`')}" if why else "died"
     how = f"exited with code {code}" if code is not None else how
     how = f"was ended by {name}" if name else how
-    meaning, steps = "" if why else _reason(output), advice_on("exit", f"{event.name} {why}")
+    meaning = "" if why else _reason(output, code)
+    steps = advice_on("exit", f"{event.name} code {code} {why}")
     if name in words().meanings:
         meaning, steps = words().meanings[name], advice_on("signal", name)
     blamed = (event.rank,) if event.rank is not None else ranks
@@ -812,8 +822,8 @@ def _key_of_exit(event: OutputEvent) -> tuple[str, str]:
     return event.fields.get("time", ""), event.fields.get("host", "")
 
 
-def _reason(output: JobOutput) -> str:
-    """What the output shows about an exit that no row explains."""
+def _reason(output: JobOutput, code: int | None = None) -> str:
+    """What the output, or else the code, shows about an exit that no row explains."""
     is_survived = _survived(output)
     launched = {
         _key(e) for e in _of(output, "exception") if words().search("launching", _frames(e))
@@ -822,7 +832,7 @@ def _reason(output: JobOutput) -> str:
         is_wrapper = words().search("not_own", event.fields.get("type", ""))
         if not (is_wrapper or is_survived(event) or _key(event) in launched):
             return f"; the output shows “{_exception(event)[0]}”"
-    return "; the output does not show why"
+    return words().codes.get(str(code), "; the output does not show why")
 
 
 def _crash(output: JobOutput) -> EndingResult | None:
@@ -1045,6 +1055,10 @@ def _store(output: JobOutput) -> EndingResult | None:
         steps = words().steps["too many processes"]
     elif _is_of_later_group(event):
         steps = words().steps["later group"]
+    named = next((e for e in _of(output, "hint") if e.fields.get("name", "\n") in what), None)
+    if named is not None:
+        what += ", because it cannot resolve that name"
+        steps = _told(named)[1]
     found = _stuck("store", what, event, *advice_on("store", what), *steps)
     return found if sender is None or is_member else replace(found, suspects=(sender,))
 
@@ -1282,13 +1296,16 @@ def _cut(output: JobOutput, kind: str = "cut") -> EndingResult | None:
     place = event.fields.get("place") or last_own(_frames(event))
     kind = event.fields.get("type", "an exception")
     lacks = "but the text ends before its message"
+    code = _last_code(event)
+    if failed := re.search(r"(?:^|  )((?:assert|raise) .*)", code):
+        kind, lacks = f"an exception at “{failed[1][:_MAX_SAID]}”", f"{lacks} (if it has one)"
     if "bare" in event.fields:
         lacks = "which has no message"
     return _made(
         "exception",
         f"{_subject(event)} failed with {kind}, {lacks}{f', in {place}' if place else ''}.",
         event,
-        *advice_on("exception", kind),
+        *advice_on("exception", f"{kind}\n{code}"),
         *advice_on("cut", f"{event.name} {kind}"),
     )
 
@@ -1520,6 +1537,14 @@ def _hinted(output: JobOutput) -> EndingResult | None:
     return _made("exception", f"A process failed: {line.rstrip('.')}.", events[0], *steps)
 
 
+def _ignored(output: JobOutput) -> EndingResult | None:
+    """An exception that ends no process, where the text shows no other."""
+    if not _of(output, "aside"):
+        return None
+    text = "the only exception is one that ends no process: Python ignores it, or a helper thread "
+    return _undecided("ignored", f"{text}printed it", "ignored")
+
+
 def _mixed(output: JobOutput) -> EndingResult | None:
     """Tracebacks that cannot be read."""
     events = _unreadable(output)
@@ -1579,6 +1604,9 @@ def _nan(output: JobOutput) -> EndingResult | None:
     if not events:
         return None
     event = min(events, key=lambda e: e.number("scale") or 0)
+    is_once = len(events) == 1 and not (event.again or _is_at_end(event, output, 1))
+    if is_once and _of(output, "complaint"):
+        return None
     if "scale" in event.fields:  # one that fell long ago recovered
         told, steps = _told(event)
         return _made("nan", f"{told}.", event, *steps) if _is_at_end(event, output) else None
@@ -1632,4 +1660,5 @@ _CAUSES: tuple[Callable[[JobOutput], EndingResult | None], ...] = (
     partial(_cut, kind="frames"),
     _complained,
     _hinted,
+    _ignored,
 )

@@ -25,6 +25,7 @@ class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     signals: dict[str, str]
     windows: dict[str, str]
     meanings: dict[str, str]
+    codes: dict[str, str]
     who: dict[str, str]
     waited: dict[str, str]
     completions: dict[str, str]
