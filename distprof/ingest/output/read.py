@@ -146,6 +146,7 @@ class Reader:
         self.notes: list[str] = []
         self.lines_of: dict[str, int] = {}
         self.last_lines: dict[int, str] = {}
+        self.ends: dict[str, tuple[str, ...]] = {}
         self._counts: Counter[tuple[object, ...]] = Counter()
         self._again: dict[tuple[object, ...], tuple[str, int]] = {}
         self._tries: Counter[str] = Counter()
@@ -193,10 +194,14 @@ class Reader:
         self.lines_of[shown] = self.lines_of.get(shown, 0) + number
         if rank is not None:
             self.ranks.add(rank)
-        self._keep_last(end, rank)
+        self._keep_last(end, shown, rank)
 
-    def _keep_last(self, end: bytes, rank: int | None) -> None:
-        """Keep the last line of each rank at the end of a file; a bar of progress is one line."""
+    def _keep_last(self, end: bytes, shown: str, rank: int | None) -> None:
+        """Keep the last lines of a file, and of each rank; a bar of progress is one line."""
+        if len(self.ends) < MAX_OF_A_KIND:
+            lines = end.removesuffix(b"\n").split(b"\n")[-STAGE_LINES:]
+            shortened = (cleaned(line.rstrip(b"\r").rpartition(b"\r")[2]) for line in lines)
+            self.ends[shown] = tuple(line.rstrip()[:MAX_TEXT] for line in shortened)
         for line in cleaned(end.replace(b"\r", b"\n")).split("\n"):
             writer = prefix_rank(line)
             text = line if writer is None else _PREFIX.sub("", line, count=1)
@@ -354,6 +359,7 @@ class Reader:
             num_lines=sum(self.lines_of.values()),
             lines_of=dict(self.lines_of),
             last_lines=dict(self.last_lines),
+            ends=dict(self.ends),
             notes=tuple(notes),
         )
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 import signal
 from bisect import bisect
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from msgspec.structs import replace
@@ -55,6 +55,8 @@ def analyze_ending(run: Run) -> EndingResult:
     found = EndingResult() if output is None else diagnose_output(output)
     log = run.get(NcclLog) if run.origin == "NCCL log" else None
     is_known = log is not None and bool(log.edges or log.networks or log.links or log.warnings)
+    if log is not None and log.num_test_hosts and not log.tested:  # a test that stands
+        is_known &= log.num_test_hosts == 1 and not log.edges
     if found.state or found.cause not in ("set-up", "ready", "stage") or not is_known:
         return found
     also = found.verdict.replace("Not decided", "If the job hangs at this point (distprof hang)", 1)
@@ -961,7 +963,7 @@ def _ready(output: JobOutput) -> EndingResult | None:
         return _stuck("mismatch", f"{text} different paths", event, ranks=fewer)
     absent = (all_ranks or set(range(output.world_size or max(ready, default=0) + 1))) - ready
     who = name_ranks(absent) if absent else "at least one other rank"
-    text = f"{name_ranks(ready)} submitted {tensor}, and {who} did not"
+    text = f"{who} did not submit what {name_ranks(ready)} did: {tensor}"
     return _stuck("behind", text, event, ranks=absent)
 
 
@@ -1130,7 +1132,11 @@ def _frozen(output: JobOutput) -> EndingResult | None:
     if not events:
         return None
     ranks = sorted({event.rank for event in events if event.rank is not None})
-    event = next((e for e in events if "tag" in e.fields), events[0])
+    event = min(events, key=lambda e: ("tag" not in e.fields, e.name == "npu-sync"))
+    if event.name == "npu-sync":
+        text = f"the NPU of {name_ranks(ranks) if ranks else 'a process'} did not end its work in "
+        text += "time: most often it waits in a collective for another rank, else for an operator"
+        return _stuck("frozen", text, event, *words().steps["waited"])
     if event.name in words().waited:
         who = name_ranks(ranks) if ranks else "a process"
         fields, limit = event.fields, event.number("timeout_ms")
@@ -1338,8 +1344,27 @@ def _at_stage(output: JobOutput) -> EndingResult | None:
     last = max(events, key=lambda e: e.line, default=None)
     if last is None or not _is_at_end(last, output, _LINES_AFTER.get(last.name, STAGE_LINES)):
         return None
+    if _went_on(output.ends.get(last.file, ()), output.lines_of.get(last.file, 0) - last.line):
+        return None
     says, steps = _told(last)
     return EndingResult(cause="stage", verdict=f"Not decided: {says}.", next_steps=steps)
+
+
+_COUNTER = re.compile(
+    r"(?i)(?:\b(?:iter(?:ation)?|step|batch|update|epoch|progress|sample)s?\b[\W_]{0,6}|\[)"
+    r"(\d{1,9})\b|(?<![\d/])(\d{1,9}) ?/ ?[1-9]\d{0,9}\b(?![/\d])|\b(\d{1,3})%\|"
+)
+_LOSS = re.compile(r"(?i)\bloss\b\W{1,6}\d")
+
+
+def _went_on(lines: Sequence[str], count: int) -> bool:
+    """Whether the last ``count`` lines show that a job continued: a loss, or counters that rise."""
+    after = lines[-count:] if count > 0 else ()
+    counted: dict[str, set[str]] = {}
+    for found in (one for line in after for one in _COUNTER.finditer(line)):
+        name = found.string[max(found.start() - 8, 0) : found.start()] + found[0][:2]
+        counted.setdefault(re.sub(r"\d", "", name), set()).add(found[found.lastindex or 0])
+    return any(map(_LOSS.search, after)) or any(len(numbers) > 1 for numbers in counted.values())
 
 
 def _stands_at(output: JobOutput) -> EndingResult | None:
@@ -1383,8 +1408,25 @@ def _complained(output: JobOutput) -> EndingResult | None:
     """A text that says itself that the job stands still, and shows nothing else."""
     if not _of(output, "complaint"):
         return None
-    text = "the job is said to stand still, but the text shows no reason. It holds no time-out, "
-    return _undecided("complaint", f"{text}error, end or stack", "stands still")
+    text = f"the job is said to stand still, but the text shows no reason. {last_printed(output)}"
+    text += "It holds no time-out, error, end or stack"
+    return _undecided("complaint", text, "stands still")
+
+
+def last_printed(output: JobOutput) -> str:
+    """A sentence with the last line that a program seems to have printed; empty without one."""
+    told = {event.text[:_MAX_SAID] for event in _of(output, "complaint")}
+    lines = (line.strip() for lines in output.ends.values() for line in lines)
+    printed = (x for x in lines if not _PROSE.match(x) and x[:_MAX_SAID] not in told)
+    last = next(iter(deque(printed, maxlen=1)), "")
+    shown = last if len(last) <= _MAX_SAID else f"…{last[-_MAX_SAID:].lstrip()}"
+    return f"Its last line of output is “{shown}”. " if last and len(output.ends) == 1 else ""
+
+
+_PROSE = re.compile(
+    r"(?!.*\.\.\.$)(?:[^\d:=|\[\]_/]*|(?:[^\s:=|\[\]_/]+ ){3,99}[^\s:=|\[\]_/]+[.?!:])$"
+)
+"""Sentences of people, and fences, in a text that they pasted."""
 
 
 def _calls(output: JobOutput) -> EndingResult | None:
