@@ -396,4 +396,5 @@ class JobOutput(msgspec.Struct, frozen=True, kw_only=True):
     num_lines: int = 0  # Lines read.
     lines_of: Mapping[str, int] = {}  # Lines of each file.
     last_lines: Mapping[int, str] = {}  # The last line of each rank near the end of its file.
+    ends: Mapping[str, tuple[str, ...]] = {}  # The last lines of each file, blank ones included.
     notes: tuple[str, ...] = ()  # Damaged or left-out data, one sentence each.

@@ -400,16 +400,19 @@ def _is_output(path: str, *, is_alone: bool) -> bool:
 
     A kernel's log is a kind of its own. A job that was cancelled has its iterations to show, if
     there are several. The line of an error alone counts only in a file that is named itself, and
-    lines of a start only if nothing else is in it.
+    lines of a start only if nothing else is in it, or someone says that the job stands there.
     """
     found = _kinds(path)
     kinds = found - _STARTS
     if found and not kinds:
         least = 1 + ("calls" in found)
-        is_other = fits_nccl_log(path) or fits_device_log(path)
-        is_other = is_other or fits_training_log(path, least=least)
-        is_other = is_other or foreign_format(Path(path).name, beginning(path, _SMALL)) is not None
-        return is_alone and not is_other
+        foreign = foreign_format(Path(path).name, beginning(path, _SMALL))
+        if "complaint" in found:
+            is_other = foreign is not None and not foreign.name.startswith("output of nccl-tests")
+        else:
+            is_other = foreign is not None or fits_nccl_log(path)
+            is_other = is_other or fits_training_log(path, least=least)
+        return is_alone and not (is_other or fits_device_log(path))
     if kinds <= _ERROR and not is_alone:
         return False
     if kinds and kinds <= _OF_KERNELS:

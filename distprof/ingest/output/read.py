@@ -37,6 +37,9 @@ QUIET = {"warning", "phase", "preparing", "aside", "begun", "finished", "closed"
 STAGE_LINES = 12
 """Lines after a stage of the start that still say that a text ends in it."""
 
+_TOLD_LINES = 400
+"""Lines at the end of a text that are kept if its author says that the job stands."""
+
 _EACH = ("aside", "begun", "finished")
 """Kinds of lines of which each one counts."""
 
@@ -146,6 +149,7 @@ class Reader:
         self.notes: list[str] = []
         self.lines_of: dict[str, int] = {}
         self.last_lines: dict[int, str] = {}
+        self.ends: dict[str, tuple[str, ...]] = {}
         self._counts: Counter[tuple[object, ...]] = Counter()
         self._again: dict[tuple[object, ...], tuple[str, int]] = {}
         self._tries: Counter[str] = Counter()
@@ -194,7 +198,7 @@ class Reader:
         self.lines_of[shown] = self.lines_of.get(shown, 0) + number
         if rank is not None:
             self.ranks.add(rank)
-        self._keep_last(end, rank)
+        self._keep_last(end, shown, rank)
 
     def _time_at(self, data: bytes, start: int, end: int) -> float | None:
         """The time of a line, or the last one before it."""
@@ -202,8 +206,15 @@ class Reader:
         self._timed = max(self._timed, end)
         return self._time
 
-    def _keep_last(self, end: bytes, rank: int | None) -> None:
-        """Keep the last line of each rank at the end of a file; a bar of progress is one line."""
+    def _keep_last(self, end: bytes, shown: str, rank: int | None) -> None:
+        """Keep the last lines of a file, and of each rank; a bar of progress is one line."""
+        if len(self.ends) < MAX_OF_A_KIND:
+            is_told = any(event.yields == "complaint" for event in self.events.values())
+            lines = end.removesuffix(b"\n").split(b"\n")[
+                -_TOLD_LINES if is_told else -STAGE_LINES :
+            ]
+            shortened = (cleaned(line.rstrip(b"\r").rpartition(b"\r")[2]) for line in lines)
+            self.ends[shown] = tuple(line.rstrip()[:MAX_TEXT] for line in shortened)
         for line in cleaned(end.replace(b"\r", b"\n")).split("\n"):
             writer = prefix_rank(line)
             text = line if writer is None else _PREFIX.sub("", line, count=1)
@@ -307,8 +318,9 @@ class Reader:
             self._worlds[int(world)] += 1
         if row.yields == "world":
             return False
-        if key in self.events:
-            return row.yields in ("phase", *_LATEST)  # the last one counts
+        if known := self.events.get(key):  # the last one counts, but not bars of other ranks
+            is_other = fields.get("percent") == "0" != known.fields.get("percent", "0")
+            return row.yields in ("phase", *_LATEST) and not is_other
         if self._counts[key[:2]] >= MAX_OF_A_KIND or len(self.events) >= MAX_EVENTS:
             self._num_dropped += 1
             return False
@@ -362,6 +374,7 @@ class Reader:
             num_lines=sum(self.lines_of.values()),
             lines_of=dict(self.lines_of),
             last_lines=dict(self.last_lines),
+            ends=dict(self.ends),
             notes=tuple(notes),
         )
 
@@ -546,7 +559,8 @@ def kinds_in(data: bytes) -> set[str]:
     events = reader.events.values()
     kinds = {event.yields for event in events} - QUIET
     last = reader.lines_of.get("", 0) - STAGE_LINES
-    kinds |= {event.yields for event in events if event.yields == "stage" and event.line >= last}
+    at_end = ("stage", "preparing")
+    kinds |= {event.yields for event in events if event.yields in at_end and event.line >= last}
     return kinds | {"stack"} if reader.stacks else kinds
 
 

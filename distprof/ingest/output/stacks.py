@@ -205,7 +205,8 @@ def calls_of(frames: Sequence[str], pattern: re.Pattern[str] = FRAME) -> tuple[s
             is_own = tells or _HOW["waits"].match(call) or not _HOW["library"].search(path)
             calls.append((call, bool(is_own)))
     if not calls and frames and (match := pattern.match(frames[0])):
-        calls = [(f"{match['name']} (native)"[:_MAX_TEXT], True)]
+        where = (match["file"] or "native").rpartition("/")[2]
+        calls = [(f"{match['name']} ({where})"[:_MAX_TEXT], True)]
     has_own = any(is_own for _, is_own in calls)
     return tuple(call for call, is_own in calls if is_own or not has_own)
 

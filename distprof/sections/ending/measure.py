@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 import signal
 from bisect import bisect
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from msgspec.structs import replace
@@ -55,6 +55,8 @@ def analyze_ending(run: Run) -> EndingResult:
     found = EndingResult() if output is None else diagnose_output(output)
     log = run.get(NcclLog) if run.origin == "NCCL log" else None
     is_known = log is not None and bool(log.edges or log.networks or log.links or log.warnings)
+    if log is not None and log.num_test_hosts and not log.tested:  # a test that stands
+        is_known &= log.num_test_hosts == 1 and not log.edges
     if found.state or found.cause not in ("set-up", "ready", "stage") or not is_known:
         return found
     also = found.verdict.replace("Not decided", "If the job hangs at this point (distprof hang)", 1)
@@ -222,18 +224,20 @@ def _elsewhere(found: EndingResult, output: JobOutput) -> EndingResult:
 def _while_preparing(found: EndingResult, output: JobOutput) -> EndingResult:
     """A wait during which another process prepared the data set, or evaluated."""
     event = next(iter(_of(output, "preparing")[::-1]), None)
-    if event is None or found.state != STUCK or found.ranks:
+    if event is None or found.state != STUCK or found.ranks or not _prepares(event):
         return found
+    text = f"Meanwhile a process was still at work: {_prepares(event)}."
+    return _amid(found, text, *words().steps["preparing"])
+
+
+def _prepares(event: OutputEvent) -> str:
+    """What a process prepares, and how far it came; empty if it ended."""
     fields = event.fields
     if "done" in fields or fields.get("percent") == "100":
-        return found
+        return ""
     at = f" was at {fields['percent']} %" if "percent" in fields else ""
     took = f" after {fields['took']}" if "took" in fields else ""
-    return _amid(
-        found,
-        f"Meanwhile a process was still at work: “{fields['phase']}”{at}{took}.",
-        *words().steps["preparing"],
-    )
+    return f"“{fields['phase']}”{at}{took}"
 
 
 def _amid(found: EndingResult, sentence: str, *steps: str) -> EndingResult:
@@ -971,7 +975,7 @@ def _ready(output: JobOutput) -> EndingResult | None:
         return _stuck("mismatch", f"{text} different paths", event, ranks=fewer)
     absent = (all_ranks or set(range(output.world_size or max(ready, default=0) + 1))) - ready
     who = name_ranks(absent) if absent else "at least one other rank"
-    text = f"{name_ranks(ready)} submitted {tensor}, and {who} did not"
+    text = f"{who} did not submit what {name_ranks(ready)} did: {tensor}"
     return _stuck("behind", text, event, ranks=absent)
 
 
@@ -1144,7 +1148,11 @@ def _frozen(output: JobOutput) -> EndingResult | None:
     if not events:
         return None
     ranks = sorted({event.rank for event in events if event.rank is not None})
-    event = next((e for e in events if "tag" in e.fields), events[0])
+    event = min(events, key=lambda e: ("tag" not in e.fields, e.name == "npu-sync"))
+    if event.name == "npu-sync":
+        text = f"the NPU of {name_ranks(ranks) if ranks else 'a process'} did not end its work in "
+        text += "time: most often it waits in a collective for another rank, else for an operator"
+        return _stuck("frozen", text, event, *words().steps["waited"])
     if event.name in words().waited:
         who = name_ranks(ranks) if ranks else "a process"
         fields, limit = event.fields, event.number("timeout_ms")
@@ -1351,12 +1359,43 @@ def _twice(output: JobOutput) -> EndingResult | None:
 
 def _at_stage(output: JobOutput) -> EndingResult | None:
     """A stage of the start in which a job can stand, if the text ends there."""
-    events = [replace(e, line=max(e.line, e.again)) for e in _of(output, "stage")]
+    have_joined = any("complete" in e.fields for e in _of(output, "joining"))
+    events = [replace(e, line=max(e.line, e.again)) for e in _of(output, "stage", "preparing")]
+    is_closed = bool(_of(output, "closing"))
+    events = [e for e in events if not (have_joined and e.name == "torch-join")]
+    events = [e for e in events if not (is_closed and e.yields == "preparing")]
     last = max(events, key=lambda e: e.line, default=None)
     if last is None or not _is_at_end(last, output, _LINES_AFTER.get(last.name, STAGE_LINES)):
         return None
-    says, steps = _told(last)
-    return EndingResult(cause="stage", verdict=f"Not decided: {says}.", next_steps=steps)
+    after = output.ends.get(last.file, ())[::-1][: output.lines_of.get(last.file, 0) - last.line]
+    if _went_on(after):
+        return None
+    if last.yields == "stage":
+        says, steps = _told(last)
+    else:
+        says, steps = _prepares(last), words().steps["preparing"]
+        says = says and f"the text ends while a process works: {says}"
+    return (
+        EndingResult(cause="stage", verdict=f"Not decided: {says}.", next_steps=steps)
+        if says
+        else None
+    )
+
+
+_COUNTER = re.compile(
+    r"(?i)(?:\b(?:iter(?:ation)?|step|batch|update|epoch|progress|sample)s?\b[\W_]{0,6}|\[)"
+    r"(\d{1,9})\b|(?<![\d/])(\d{1,9}) ?/ ?[1-9]\d{0,9}\b(?![/\d])|\b(\d{1,3})%\|"
+)
+_LOSS = re.compile(r"(?i)\bloss\b\W{1,6}\d")
+
+
+def _went_on(after: Sequence[str]) -> bool:
+    """Whether lines show that a job continued: a loss, or counters that differ."""
+    counted: dict[str, set[str]] = {}
+    for found in (one for line in after for one in _COUNTER.finditer(line)):
+        name = found.string[max(found.start() - 8, 0) : found.start()] + found[0][:2]
+        counted.setdefault(re.sub(r"\d", "", name), set()).add(found[found.lastindex or 0])
+    return any(map(_LOSS.search, after)) or any(len(numbers) > 1 for numbers in counted.values())
 
 
 def _stands_at(output: JobOutput) -> EndingResult | None:
@@ -1396,12 +1435,92 @@ def _joining(output: JobOutput) -> EndingResult | None:
     return _undecided("joining", f"{text}nothing about it", "join")
 
 
+def _crossed(output: JobOutput) -> EndingResult | None:
+    """Ranks of a pipeline whose schedules send before they receive what the other one sends."""
+    rows = {e.number("own") or 0: e for e in _of(output, "schedule")}
+    left = {rank: deque(_ACTION.finditer(e.fields["actions"])) for rank, e in rows.items()}
+    while all(left.values()):
+        ends = {rank: _end_of(actions[0]) for rank, actions in left.items()}
+        ready = [r for r, end in ends.items() if not end or _other_end(end) in ends.values()]
+        if not ready:
+            break
+        for rank in ready:
+            left[rank].popleft()
+    if len(left) < 2 or not all(left.values()) or not _of(output, "complaint"):
+        return None
+    told = (f"rank {rank} stands at {actions[0][0]}" for rank, actions in left.items())
+    text = "the schedules cross: " + ", ".join([*told][:4])
+    steps = words().steps["schedules"]
+    return _stuck(
+        "stage", f"{text}, and no rank is at the other end", next(iter(rows.values())), *steps
+    )
+
+
+_ACTION = re.compile(r"(?i)\b(\d{1,4})(?:(send|recv)_?)?([FBWI])(\d{1,5})\b")
+
+
+def _end_of(action: re.Match[str]) -> tuple[str, str, str, int] | None:
+    """The end of a message that an action of a schedule is; None if it only computes."""
+    stage, what, kind, batch = action.groups("")
+    return (what.upper(), kind.upper(), batch, int(stage)) if what else None
+
+
+def _other_end(end: tuple[str, str, str, int]) -> tuple[str, str, str, int]:
+    what, kind, batch, stage = end
+    step = 1 if (what == "SEND") == (kind == "F") else -1
+    return ("RECV" if what == "SEND" else "SEND", kind, batch, stage + step)
+
+
+def _unprinted(output: JobOutput) -> EndingResult | None:
+    """Ranks that did not print a line of which all others printed the next one."""
+    event = next(iter(_of(output, "complaint")), None)
+    printed: dict[str, set[int]] = {}
+    shapes: dict[int, set[str]] = {}
+    for line in output.ends.get(event.file, ()) if event else ():
+        plain = _STAMP.sub("", line)
+        if found := _TAG.search(plain):
+            text = f"{plain[: found.start(1)]}N{plain[found.end(1) :]}".strip()
+            printed.setdefault(text, set()).add(int(found[1]))
+            shapes.setdefault(int(found[1]), set()).add(re.sub(r"\d+", "0", text))
+    some = [text for text, ranks in printed.items() if 1 < len(ranks) < len(shapes)]
+    if event is None or not some or list(printed).index(some[-1]) < len(printed) - 3:
+        return None
+    ranks, shape = printed[some[-1]], re.sub(r"\d+", "0", some[-1])
+    late = {rank for rank, own in shapes.items() if rank not in ranks and shape in own}
+    if not 0 < len(late) <= len(ranks):
+        return None
+    text = f"{name_ranks(late)} did not print what {name_ranks(ranks)} did"
+    return _stuck("behind", f"{text}: “{some[-1][:_MAX_SAID]}”", event, ranks=late)
+
+
+_TAG = re.compile(r"(?i)\b(?:rank|cuda|gpu|process|worker)[ _:#=\[]{0,2}(\d{1,6})\b")
+_STAMP = re.compile(r"\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d(?:[.,]\d{1,9})?")
+
+
 def _complained(output: JobOutput) -> EndingResult | None:
     """A text that says itself that the job stands still, and shows nothing else."""
     if not _of(output, "complaint"):
         return None
-    text = "the job is said to stand still, but the text shows no reason. It holds no time-out, "
-    return _undecided("complaint", f"{text}error, end or stack", "stands still")
+    text = f"the job is said to stand still, but the text shows no reason. {last_printed(output)}"
+    text += "It holds no time-out, error, end or stack"
+    return _undecided("complaint", text, "stands still")
+
+
+def last_printed(output: JobOutput) -> str:
+    """A sentence with the last line that a program seems to have printed; empty without one."""
+    told = {event.text[:_MAX_SAID] for event in _of(output, "complaint")}
+    lines = (line.strip() for lines in output.ends.values() for line in lines)
+    printed = (x for x in lines if not _PROSE.match(x) and x[:_MAX_SAID] not in told)
+    last = next(iter(deque(printed, maxlen=1)), "")
+    shown = last if len(last) <= _MAX_SAID else f"…{last[-_MAX_SAID:].lstrip()}"
+    return f"Its last line of output is “{shown}”. " if last and len(output.ends) == 1 else ""
+
+
+_PROSE = re.compile(
+    r"(?!.*\.\.\.$)(?:[^\d:=|\[\]_/]*|(?:[^\s:=|\[\]_/]+ ){3,99}[^\s:=|\[\]_/]+[.?!:])$"
+    r"|(?:.*?\b(?:I|my|it|but|when|the|is|are|this|and|so|any|can|how)\b){3}"
+)
+"""Sentences of people, and fences, in a text that they pasted."""
 
 
 def _calls(output: JobOutput) -> EndingResult | None:
@@ -1473,7 +1592,8 @@ def _set_up(output: JobOutput) -> EndingResult | None:
     which = "all" if count == len(last) else "the others" if count == len(begun) else "some"
     is_early = stage in ("Bootstrap", "Using network", "Init START")
     text = f"the text ends while NCCL sets up: {came} to “{_READY}”, and {which} stand after "
-    step = "early set-up" if is_early else "set-up"
+    is_one_host = len(last) > 1 and len({name.partition(":")[0] for name in last}) == 1
+    step = "set-up of a host" if is_one_host else "early set-up" if is_early else "set-up"
     return _undecided("set-up", f"{text}{words().stages[stage]}", step)
 
 
@@ -1652,6 +1772,8 @@ _CAUSES: tuple[Callable[[JobOutput], EndingResult | None], ...] = (
     _reported,
     _mixed,
     diagnose_stacks,
+    _crossed,
+    _unprinted,
     _at_stage,
     _joining,
     _calls,

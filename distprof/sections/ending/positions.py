@@ -243,7 +243,11 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
     if len(waiting) > 1 and all(one.op == "SEND" for one in waiting):
         text += ". All of them send, and none receives: let one of two neighbours receive first."
         return _stuck("unfinished", text, positions)
-    return _stuck("unfinished", f"{text}. {_whether_behind(waiting, positions, output)}", positions)
+    text += f". {_whether_behind(waiting, positions, output)}"
+    sizes = sorted({int(p.size) for p in shared if p.op == "COALESCED" and p.size.isdigit()})
+    differ = f"They pass {' and '.join(f'{n:,}' for n in sizes[:3])} elements: only sends and "
+    differ += "receives may differ. In an all-reduce or all-gather, ranks took different paths."
+    return _stuck("unfinished", text, positions, alternatives=(differ,) * (len(sizes) > 1))
 
 
 def _whether_behind(

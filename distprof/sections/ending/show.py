@@ -8,6 +8,7 @@ from distprof.escape import short_ranks
 from distprof.sections.base import VerdictText
 from distprof.sections.parts import is_recorded
 from distprof.sections.table import Column, TableView, counted, rows_table
+from distprof.sections.training_log.show import training_verdict
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
@@ -83,11 +84,14 @@ def ending_verdict(report: Report) -> VerdictText:
     result = report.ending
     # Times of several iterations say more than where the text ends
     least = 1 if result.cause in ("ready", "finished") else 2
-    is_known = result.state or report.training_log.num_reports < least
+    has_steps = report.training_log.num_reports >= least
+    is_known = result.state or result.cause == "complaint" or not has_steps
     if not result.verdict or is_recorded(report) or not is_known:
         return None
     steps = () if result.state else result.next_steps  # no finding says them
-    return result.verdict, (*result.why, *result.alternatives, *steps)
+    trained = training_verdict(report) if has_steps and result.cause == "complaint" else None
+    until = (f"Until then: {trained[0]}",) if trained else ()
+    return result.verdict, (*until, *result.why, *result.alternatives, *steps)
 
 
 def ending_origin(report: Report) -> str:

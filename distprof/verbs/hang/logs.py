@@ -22,7 +22,7 @@ from distprof.ingest.kinds.nccl import fits_nccl_ras, read_nccl_ras
 from distprof.join.nccl import in_trouble, num_behind
 from distprof.run.logs import JobOutput
 from distprof.sections.ending import FAILED, EndingPosition, EndingResult
-from distprof.sections.ending.measure import UNSAID, about_of
+from distprof.sections.ending.measure import UNSAID, about_of, last_printed
 from distprof.sections.ending.positions import operation_kind
 from distprof.sections.table import counted
 from distprof.terms import Confidence
@@ -214,7 +214,7 @@ def report_of_output(evidence: HangEvidence, ending: EndingResult, version: str)
     ras = [line for line in evidence.log_lines if line.about == "ras"]
     verdict = ending.verdict or (
         f"Not decided, because {counted(evidence.output.num_lines, 'line')} of text "
-        "name no time-out, error or end."
+        f"name no time-out, error or end. {last_printed(evidence.output)}".rstrip()
     )
     if ras and not ending.verdict:
         ranks: dict[str, set[int]] = {}  # by what is said of them, without its place
