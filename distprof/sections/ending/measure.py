@@ -54,7 +54,9 @@ def analyze_ending(run: Run) -> EndingResult:
     output = run.get(JobOutput)
     found = EndingResult() if output is None else diagnose_output(output)
     log = run.get(NcclLog) if run.origin == "NCCL log" else None
-    is_known = log is not None and bool(log.edges or log.networks or log.links or log.warnings)
+    is_known = log is not None and any(
+        (log.edges, log.networks, log.links, log.warnings, log.remarks)
+    )
     if found.state or found.cause not in ("set-up", "ready", "stage") or not is_known:
         return found
     also = found.verdict.replace("Not decided", "If the job hangs at this point (distprof hang)", 1)
