@@ -334,6 +334,6 @@ def _slowed(result: TelemetryResult) -> str:
     by = f" ({most})" if most else ""
     share = format_ratio(worst.throttled_ratio)
     return (
-        f"The most throttled GPU was slowed down{by} in {share} of its samples: compare its clocks, "
-        "power and temperature with those of the others while all work."
+        f"The most throttled GPU was slowed down{by} in {share} of its samples: compare its "
+        "clocks, power and temperature with those of the others while all work."
     )

@@ -256,7 +256,7 @@ def test_tables_of_other_programs_are_read_by_their_columns(tmp_path, text, says
 
 def test_a_bandwidth_that_falls_in_the_largest_sizes_is_said(tmp_path):
     log = tmp_path / "post.txt"
-    rows = (" {} 1 float none -1 9.0 {} {} 0\n".format(4**n, s, s) for n, s in BENT)
+    rows = (f" {4**n} 1 float none -1 9.0 {s} {s} 0\n" for n, s in BENT)
     log.write_text("".join(rows))
     assert "falls to 1.00 GB/s from 1.07 GB on" in fabric_verdict(read_fabric(str(log)))
 
