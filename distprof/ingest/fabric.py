@@ -258,7 +258,7 @@ def _tables(lines: Iterable[str]) -> Iterator[_Table]:
         line = _SAYS["launcher"].sub("", long_line[:_MAX_LINE])
         begun = None
         if program := _SAYS["program"].search(line):
-            test = program[1]
+            test = program[program.lastindex or 0]
             table.test = table.test if table.rows else test
         if _SAYS["start"].search(line):
             settings = _SAYS["iterations"].search(line)
@@ -295,7 +295,8 @@ def _head(line: str) -> tuple[dict[str, _Column], int] | None:
             at = next((i for i, cell in enumerate(cells) if _SAYS[f"of_{what}"].search(cell)), None)
             if at is not None:
                 found[what] = _Column(at, _unit(cells[at], what))
-        if "size" in found and found.keys() & {"bus", "speed"}:
+        is_timed = "time" in found and "byte" in line.lower()
+        if "size" in found and (is_timed or found.keys() & {"bus", "speed"}):
             return found, len(cells)
     return None
 
@@ -328,9 +329,10 @@ def _row_below(head: dict[str, _Column], width: int, line: str) -> _Row | None:
         values[what] = float(number[1].replace(",", "")) * (typed or column.unit)
     if not values or values["size"] < 1:
         return None
-    bus = values.get("bus", values.get("speed", 0.0))
+    us = values.get("time", 0.0)
+    bus = values.get("bus", values.get("speed", values["size"] / us / 1e3 if us else 0.0))
     speed = values.get("speed", bus)
-    us = values.get("time") or (values["size"] / speed / 1e3 if speed else 0.0)
+    us = us or (values["size"] / speed / 1e3 if speed else 0.0)
     return _Row(round(values["size"]), False, False, "", ((us, speed, bus, ""),))
 
 
@@ -340,7 +342,7 @@ def _row(line: str) -> _Row | None:
         return None
     cells = match.groups()[4:]
     halves = tuple(
-        (float(cells[i]), float(cells[i + 1]), float(cells[i + 2]), cells[i + 3])
+        (float(cells[i]), float(cells[i + 1]), float(cells[i + 2]), cells[i + 3] or "")
         for i in (0, 4)
         if cells[i] is not None
     )
@@ -370,7 +372,7 @@ def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurv
     kind = _kind(table, source, notes)
     is_whole = table.hosts.keys() == set(range(len(table.hosts)))
     ranks = max(table.hosts) + 1 if table.hosts else _ranks_by_ratio(table, kind)
-    if not ranks or bus_factor(kind, ranks) is None:
+    if not (ranks and table.rows[0].dtype) or bus_factor(kind, ranks) is None:
         yield FabricCurve(
             kind=kind.label,
             group_size=ranks or 0,
@@ -461,6 +463,8 @@ def _kind(table: _Table, source: str, notes: list[str]) -> CollectiveKind:
     ratio = _ratio(table)
     if (ratio or 0) > 1.01 or (_ratio(table, 0.1) or 0) > 1.2:
         return CollectiveKind.ALL_REDUCE
+    if not table.rows[0].dtype:
+        return CollectiveKind.UNKNOWN
     if ratio is not None and ratio < 0.99 and any(row.has_operator for row in table.rows):
         return CollectiveKind.REDUCE_SCATTER
     if ratio is not None and ratio < 0.99 and not any(row.has_root for row in table.rows):
