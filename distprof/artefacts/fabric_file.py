@@ -62,8 +62,10 @@ class FabricFit(msgspec.Struct, frozen=True, kw_only=True):
 class FabricCurve(msgspec.Struct, frozen=True, kw_only=True):
     """One collective in one group, measured over sizes."""
 
-    kind: str  # The operation, for example ``all_reduce``.
-    group_size: int  # Ranks of the group.
+    # The operation, for example ``all_reduce``; ``unknown`` if a table does not say.
+    kind: str
+    group_size: int  # Ranks of the group; 0 when unknown.
+    label: str = ""  # What a text calls this run, if it names it.
     num_nodes: int | None = None  # Nodes that the group spans, None when unknown.
     # ``node`` inside one node, ``across`` several nodes; None when unknown.
     tier: Tier | None = None

@@ -3,7 +3,8 @@
 A log of nccl-tests is searched line by line for headers and rows, so prefixes of launchers and
 output of other programs do no harm. The command line, the first lines or the file name identify the
 test. Otherwise the ratio of the bandwidths in the table does, if it is unambiguous. Format:
-nccl-tests, src/common.cu, 2.0 to 2.17.
+nccl-tests, src/common.cu, 2.0 to 2.17. Tables of other programs are read if one column is a size
+and another a bandwidth, by their names and units.
 """
 
 from __future__ import annotations
@@ -45,7 +46,15 @@ _VERBS_BYTES = {"MB": 1 << 20, "MiB": 1 << 20, "Gb": 1e9 / 8}
 """perftest's MB are 2**20 bytes, its Gb 1e9 bits."""
 _LARGE_BYTES = 1 << 20
 
+_BYTES = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_US = {"n": 1e-3, "u": 1.0, "µ": 1.0, "m": 1e3, "s": 1e6}
+_MOST_COLUMNS = 40
+
 _KEEP_ROWS = "keep the rows of larger sizes, or test them (-b 1M -e 4G -f 2)"
+_UNKNOWN = (
+    "the text does not say which collective it is, and over how many ranks: keep the complete "
+    "output, with the command and the lines that list the GPUs"
+)
 _JOIN = "build nccl-tests with MPI=1 and start one process per GPU, or name GPUs with -g"
 
 
@@ -59,10 +68,18 @@ class _Row(msgspec.Struct):
     halves: tuple[tuple[float, float, float, str], ...]  # µs, GB/s, GB/s, wrong: out of, in place
 
 
+class _Column(msgspec.Struct, frozen=True):
+    """A column of a table of another program: its place, and what its numbers are multiples of."""
+
+    place: int
+    unit: float  # Bytes, µs or GB/s.
+
+
 class _Table(msgspec.Struct):
     """The output of one test."""
 
     test: str = ""
+    label: str = ""  # What the text calls it.
     hosts: dict[int, str] = msgspec.field(default_factory=dict)
     first_ranks: set[tuple[str, str]] = msgspec.field(default_factory=set)  # Host and process.
     device: str = ""
@@ -155,6 +172,8 @@ def _nccl_tests(lines: Iterable[str], source: str) -> FabricFile:
     every = [*_tables(lines)]
     tables = [table for table in every if table.rows]
     notes: list[str] = []
+    if len(tables) == 1:
+        tables[0].label = ""
     curves = [curve for table in tables for curve in _curves(table, source, notes)]
     if not curves:
         apart = max(len(table.first_ranks) for table in every)
@@ -179,7 +198,7 @@ def _nccl_tests(lines: Iterable[str], source: str) -> FabricFile:
         source="" if source == _STDIN else source,
         device=next((table.device for table in tables if table.device), ""),
         backend="nccl",
-        world_size=max(curve.group_size for curve in curves),
+        world_size=max(curve.group_size for curve in curves) or None,
         hosts=tuple(hosts[rank] for rank in sorted(hosts)),
         num_copies=max(1, *(len(table.first_ranks) for table in tables)),
         curves=tuple(curves),
@@ -225,30 +244,96 @@ def _of_link(memory: str, speeds: dict[int, list[float]]) -> FabricCurve:
     )
 
 
+def holds_speeds(text: str) -> bool:
+    """Whether a text has a table with a column of sizes and one of bandwidths."""
+    return any(table.rows for table in _tables(text.splitlines()))
+
+
 def _tables(lines: Iterable[str]) -> Iterator[_Table]:
-    """The output of each test; a new one begins with the line of its settings."""
-    table, test = _Table(), ""
+    """The output of each test; a new one begins with its settings, its GPUs or its columns."""
+    table, test, label = _Table(), "", ""
+    head: dict[str, _Column] = {}
+    width = 0
     for long_line in lines:
-        line = long_line[:_MAX_LINE]
+        line = _SAYS["launcher"].sub("", long_line[:_MAX_LINE])
+        begun = None
         if program := _SAYS["program"].search(line):
-            test = program[1]
+            test = program[program.lastindex or 0]
             table.test = table.test if table.rows else test
         if _SAYS["start"].search(line):
-            yield table
-            table = _Table(test=test)
             settings = _SAYS["iterations"].search(line)
-            table.num_iterations = int(settings[1]) if settings else None
-        elif device := _SAYS["device"].search(line):
-            if table.rows:  # the settings of a new test are cut off
-                yield table
-                table = _Table(test=test)
+            begun = _Table(num_iterations=int(settings[1]) if settings else None)
+        elif table.rows and _SAYS["device"].search(line):  # the settings of a new test are cut off
+            begun = _Table()
+        elif row := _row(line) or _row_below(head, width, line):
+            if not table.rows:
+                table.label, label = label, ""
+            table.rows.append(row)
+        elif found := _head(line):
+            head, width = found
+            begun = _Table() if table.rows else None
+        elif named := _SAYS["label"].fullmatch(line):
+            label = named[1]
+        if begun is not None:
+            yield table
+            table = begun
+            table.test = test
+        if device := _SAYS["device"].search(line):
             table.hosts.setdefault(int(device["rank"]), device["host"])
             if int(device["rank"]) == 0:
                 table.first_ranks.add((device["host"], device["pid"]))
             table.device = table.device or device["name"].strip()
-        elif row := _row(line):
-            table.rows.append(row)
     yield table
+
+
+def _head(line: str) -> tuple[dict[str, _Column], int] | None:
+    """Columns of a header by what they hold, and their number; None for another line."""
+    for between in ("columns", "words"):
+        cells = _SAYS[between].split(line.strip("|# \t"))[:_MOST_COLUMNS]
+        found: dict[str, _Column] = {}
+        for what in ("size", "bus", "speed", "time"):
+            at = next((i for i, cell in enumerate(cells) if _SAYS[f"of_{what}"].search(cell)), None)
+            if at is not None:
+                found[what] = _Column(at, _unit(cells[at], what))
+        is_timed = "time" in found and "byte" in line.lower()
+        if "size" in found and (is_timed or found.keys() & {"bus", "speed"}):
+            return found, len(cells)
+    return None
+
+
+def _unit(text: str, what: str) -> float:
+    """What a number is a multiple of, by the unit after it or in its header."""
+    if what == "time":
+        named = _SAYS["unit_of_time"].search(text)
+        return _US[named[1][0].lower()] if named else 1.0
+    named = _SAYS["unit_of_speed" if what != "size" else "unit_of_size"].search(text)
+    if named is None:
+        return 1.0
+    power = _BYTES[named[1].upper()]
+    if what == "size":
+        return power
+    return power / 1e9 / (8 if named[2][0] == "b" else 1)
+
+
+def _row_below(head: dict[str, _Column], width: int, line: str) -> _Row | None:
+    """A row of numbers below a header; None for another line."""
+    splits = (_SAYS[how].split(line.strip("| \t")) for how in ("columns", "words") if head)
+    least = max((column.place for column in head.values()), default=0)
+    cells = next((cells for cells in splits if least < len(cells) <= width), [])
+    values: dict[str, float] = {}
+    for what, column in head.items() if cells else ():
+        number = _SAYS["number"].match(cells[column.place])
+        if number is None:
+            return None
+        typed = number[2] and _unit(number[2], what)
+        values[what] = float(number[1].replace(",", "")) * (typed or column.unit)
+    if not values or values["size"] < 1:
+        return None
+    us = values.get("time", 0.0)
+    bus = values.get("bus", values.get("speed", values["size"] / us / 1e3 if us else 0.0))
+    speed = values.get("speed", bus)
+    us = us or (values["size"] / speed / 1e3 if speed else 0.0)
+    return _Row(round(values["size"]), False, False, "", ((us, speed, bus, ""),))
 
 
 def _row(line: str) -> _Row | None:
@@ -257,7 +342,7 @@ def _row(line: str) -> _Row | None:
         return None
     cells = match.groups()[4:]
     halves = tuple(
-        (float(cells[i]), float(cells[i + 1]), float(cells[i + 2]), cells[i + 3])
+        (float(cells[i]), float(cells[i + 1]), float(cells[i + 2]), cells[i + 3] or "")
         for i in (0, 4)
         if cells[i] is not None
     )
@@ -269,10 +354,12 @@ def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurv
     """One curve out of place and one in place."""
     halves = [half for row in table.rows for half in row.halves]
     if not any(half[1] for half in halves):
+        largest = format_bytes(max(row.num_bytes for row in table.rows))
         raise StatementError(
             source,
             expected="sizes that have a bandwidth",
-            found="only sizes so small that nccl-tests rounds their bandwidth to 0.00 GB/s",
+            found=f"the bandwidth is not decided, because messages of up to {largest} show the "
+            f"latency, here {min(half[0] for half in halves):g} µs or more",
             fix=_KEEP_ROWS,
         )
     if not any(half[2] for half in halves):
@@ -285,13 +372,15 @@ def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurv
     kind = _kind(table, source, notes)
     is_whole = table.hosts.keys() == set(range(len(table.hosts)))
     ranks = max(table.hosts) + 1 if table.hosts else _ranks_by_ratio(table, kind)
-    if not ranks or bus_factor(kind, ranks) is None:
-        raise StatementError(
-            source,
-            expected="lines that list the GPUs (# Rank 0 … on HOST)",
-            found=f"{_best(table)}, over an unknown number of ranks",
-            fix="keep the complete output of nccl-tests, with the lines that list the GPUs",
+    if not (ranks and table.rows[0].dtype) or bus_factor(kind, ranks) is None:
+        yield FabricCurve(
+            kind=kind.label,
+            group_size=ranks or 0,
+            label=table.label,
+            points=_as_printed(table),
+            refusal=_UNKNOWN,
         )
+        return
     nodes = len(set(table.hosts.values())) if table.hosts and is_whole else None
     if nodes is None:
         known = "Some GPUs have no line" if table.hosts else "No line lists hosts"
@@ -313,6 +402,7 @@ def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurv
                     tier=None if nodes is None else "node" if nodes == 1 else "across",
                     in_place=place == 1,
                     dtype=table.rows[0].dtype,
+                    label=table.label,
                     points=points,
                     num_wrong=wrong,
                 )
@@ -341,6 +431,21 @@ def _points(
     )
 
 
+def _as_printed(table: _Table) -> tuple[FabricPoint, ...]:
+    """One point per size, with the bandwidths of the table."""
+    best = {row.num_bytes: max(row.halves, key=lambda half: half[2]) for row in table.rows}
+    return tuple(
+        FabricPoint(
+            bytes=size,
+            time_ns=max(1, round(us * 1e3)),
+            algbw_bytes_per_s=algbw * 1e9,
+            busbw_bytes_per_s=busbw * 1e9,
+        )
+        for size, (us, algbw, busbw, _) in sorted(best.items())
+        if busbw
+    )
+
+
 def _is_wrong(text: str) -> bool:
     """Whether values were wrong: old versions print the largest difference, which is rounding."""
     try:
@@ -358,6 +463,8 @@ def _kind(table: _Table, source: str, notes: list[str]) -> CollectiveKind:
     ratio = _ratio(table)
     if (ratio or 0) > 1.01 or (_ratio(table, 0.1) or 0) > 1.2:
         return CollectiveKind.ALL_REDUCE
+    if not table.rows[0].dtype:
+        return CollectiveKind.UNKNOWN
     if ratio is not None and ratio < 0.99 and any(row.has_operator for row in table.rows):
         return CollectiveKind.REDUCE_SCATTER
     if ratio is not None and ratio < 0.99 and not any(row.has_root for row in table.rows):
@@ -366,12 +473,7 @@ def _kind(table: _Table, source: str, notes: list[str]) -> CollectiveKind:
             "all_gather."
         )
         return CollectiveKind.ALL_GATHER
-    raise StatementError(
-        source,
-        expected="a file name that says which nccl-tests program wrote it",
-        found=f"{_best(table)}, in a table that fits several programs",
-        fix="rename the file after the program, for example all_gather.log",
-    )
+    return CollectiveKind.UNKNOWN
 
 
 def _best(table: _Table) -> str:

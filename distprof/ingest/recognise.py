@@ -168,6 +168,15 @@ def _refuse_text(path: Path) -> None:
     is_text = b"\0" not in head and text.count("\ufffd") * 20 <= len(text)
     if is_json or not is_text or _JSON.match(first) or not _PRINTED.search(text):
         return
+    from distprof.ingest.fabric import holds_speeds
+
+    if holds_speeds(text):
+        raise OtherVerbError(
+            str(path),
+            expected=_EXPECTED,
+            found="a table of bandwidths by size",
+            fix=f"distprof fabric {shlex.quote(str(path))}",
+        )
     raise InputError(
         str(path),
         expected=f"a trace, or text with {_KNOWN_TEXT}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import takewhile
 
 from distprof.artefacts.fabric_file import (
     BOTH_WAYS,
@@ -20,6 +21,7 @@ from distprof.documents.page import Page
 from distprof.formats import RenderOptions
 from distprof.sections.table import Column, TableView, counted, present, rows_table
 from distprof.units import (
+    capitalized,
     format_bandwidth,
     format_bytes,
     format_duration,
@@ -29,13 +31,18 @@ from distprof.units import (
 
 _LOOSE_RATIO = 0.2
 _BUMP_RATIO = 1.0
-_SMALL_BYTES = 1 << 15
+_SMALL_BYTES, _LATENCY_BYTES = 1 << 15, 1 << 18
+"""Up to these sizes, a link and a collective show only their latency."""
+
 _LARGE_BYTES, _LEAST_NVLINK, _MOST_ETHERNET = 1 << 26, 30e9, 3.2e9
 """From this size on, NVLink is faster than the second, Ethernet up to 25 Gb/s than no third."""
 
 _LINK_RATES = (10, 25, 40, 56, 100, 200, 400, 800)  # Gb/s
 _FULL, _LESS = 0.9, 0.75
 """Shares: from which on a link is fully used, and up to which a GPU's memory is the slower one."""
+
+_ALIKE = 0.9
+"""Share of another speed from which on two are alike."""
 
 _PREFERRED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
@@ -60,7 +67,37 @@ def fabric_verdict(profile: FabricFile) -> str:
             f"{profile.num_copies} tests ran at a time, each by itself over {_where(curve)}: "
             "nothing was measured between them. Build nccl-tests with MPI=1, so that they join."
         )
-    return _speed(curve, profile.device)
+    runs = [c for c in measured if c.kind == curve.kind and not c.in_place]
+    text = _compared(runs) or _speed(curve, profile.device)
+    return text if text.startswith(curve.kind) else capitalized(text)
+
+
+def _compared(runs: Sequence[FabricCurve]) -> str:
+    """Which of several runs of a test is slower, at their largest common size; empty for one."""
+    speeds = [{p.bytes: p.busbw_bytes_per_s for p in run.points} for run in runs]
+    common = set.intersection(*map(set, speeds)) if len(runs) > 1 else set()
+    if not common:
+        return ""
+    sizes = [size for size in sorted(common) if size > _LATENCY_BYTES] or [max(common)]
+    shares = {
+        size: min(of[size] for of in speeds) / max(of[size] for of in speeds) for size in sizes
+    }
+    size = sizes[-1] if shares[sizes[-1]] < _ALIKE else min(sizes, key=shares.__getitem__)
+    ways = [_where(run) for run in runs]
+    names = [run.label or f"run {number}" for number, run in enumerate(runs, start=1)]
+    names = ways if len(set(ways)) == len(ways) else names
+    ordered = sorted((speed[size], name) for speed, name in zip(speeds, names, strict=True))
+    (least, slow), *_, (most, fast) = ordered
+    text = f"{_subject(runs[0])} at {format_bytes(size)}: {fast} reaches {format_bandwidth(most)}"
+    if least > _ALIKE * most:
+        return f"{text}, and {slow} differs little ({format_bandwidth(least)})."
+    is_network = names is ways and runs[0].num_nodes and {run.num_nodes for run in runs} > {1}
+    why = (
+        "the network between nodes is the limit, and NCCL_DEBUG=INFO shows how NCCL uses it"
+        if is_network
+        else "what differs between the runs is the cause"
+    )
+    return f"{text}, {slow} {format_bandwidth(least)}, {format_ratio(least / most)} of it: {why}."
 
 
 def _of_device(profile: FabricFile) -> str:
@@ -75,13 +112,13 @@ def _speed(curve: FabricCurve, device: str) -> str:
     """The best bandwidth, and from which size on a collective comes near it."""
     best = max(curve.points, key=lambda p: p.busbw_bytes_per_s)
     largest = max(p.bytes for p in curve.points)
-    if largest <= _SMALL_BYTES:
+    if largest <= _LATENCY_BYTES:
         return (
-            f"The bandwidth of {curve.kind} over {_where(curve)} is not decided, because messages "
-            f"of up to {format_bytes(largest)} show the latency: measure larger ones."
+            f"The bandwidth of {_subject(curve)} is not decided, because messages of up to "
+            f"{format_bytes(largest)} show the latency: measure larger ones."
         )
     reaches = (
-        f"{curve.kind} over {_where(curve)} reaches {format_bandwidth(best.busbw_bytes_per_s)}"
+        f"{_subject(curve)} reaches {format_bandwidth(best.busbw_bytes_per_s)}"
         f" bus bandwidth at {format_bytes(best.bytes)}"
     )
     if curve.group_size > 1 and largest >= _LARGE_BYTES and curve.num_nodes:
@@ -97,8 +134,9 @@ def _speed(curve: FabricCurve, device: str) -> str:
                 "NVLink: nvidia-smi topo -m and nvidia-smi nvlink -s show the links, "
                 "NCCL_DEBUG=INFO what NCCL uses."
             )
-    beyond = sorted((p for p in curve.points if p.bytes > best.bytes), key=lambda p: p.bytes)
-    if beyond and all(2 * p.busbw_bytes_per_s < best.busbw_bytes_per_s for p in beyond):
+    ordered = sorted(curve.points, key=lambda p: p.bytes, reverse=True)
+    beyond = [*takewhile(lambda p: 2 * p.busbw_bytes_per_s < best.busbw_bytes_per_s, ordered)][::-1]
+    if beyond:
         slowest = min(p.busbw_bytes_per_s for p in beyond)
         return (
             f"{reaches}, and falls to {format_bandwidth(slowest)} from "
@@ -110,6 +148,8 @@ def _speed(curve: FabricCurve, device: str) -> str:
         return f"{reaches}. Below {below}, it is latency-bound."
     slow = [p.bytes for p in curve.points if 2 * p.busbw_bytes_per_s < best.busbw_bytes_per_s]
     half = f", but less than half of that up to {format_bytes(max(slow))}" if slow else ""
+    if best is ordered[0] and largest < _LARGE_BYTES // 4:
+        half += "; it still grows there, so larger messages (-e 4G) show the full bandwidth"
     return f"{reaches}{half}."
 
 
@@ -256,7 +296,15 @@ def _off(curve: FabricCurve, p: FabricPoint) -> str:
 
 
 def _short(curve: FabricCurve) -> str:
-    return f"{curve.kind}, in place" if curve.in_place else curve.kind
+    of = "bandwidth" if curve.kind == "unknown" else curve.kind
+    run = f" ({curve.label})" if curve.label else ""
+    return f"{of}{run}, in place" if curve.in_place else f"{of}{run}"
+
+
+def _subject(curve: FabricCurve) -> str:
+    """What a curve measures, for example “all_reduce over 8 ranks”."""
+    of = "this test" if curve.kind == "unknown" else curve.kind
+    return f"{of} over {_where(curve)}" if curve.group_size else of
 
 
 def _name(curve: FabricCurve) -> str:
@@ -264,7 +312,7 @@ def _name(curve: FabricCurve) -> str:
 
 
 def _where(curve: FabricCurve) -> str:
-    ranks = counted(curve.group_size, "rank")
+    ranks = counted(curve.group_size, "rank") if curve.group_size else "unknown ranks"
     if curve.num_nodes is None:
         return ranks
     several = f"across {curve.num_nodes} nodes"

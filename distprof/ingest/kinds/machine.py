@@ -78,8 +78,11 @@ def parse_machines(text: str) -> Machines:
         if header is not None:
             is_task = prefix.isdecimal() or prefix.startswith("[")  # of a launcher, not a host
             host = "" if is_task else prefix
-            host = host or host_named(before.get(prefix, ""))
-            blocks.setdefault(prefix, []).append(_Block(host, header["names"].split()))
+            above = before.get(prefix, "")
+            titled = _SAYS["title"].fullmatch(above)
+            host = host or host_named(above)
+            block = _Block(host, header["names"].split(), titled[1] if titled else "")
+            blocks.setdefault(prefix, []).append(block)
         elif prefix in blocks:
             blocks[prefix][-1].take(rest)
         if not _SAYS["ruler"].fullmatch(rest):
@@ -91,7 +94,8 @@ def parse_machines(text: str) -> Machines:
         for block in every
         if not block.is_whole
     )
-    machines = dict.fromkeys(block.machine() for block in every if block.is_whole)  # each once
+    known = [block for block in every if block.is_whole]
+    machines = dict.fromkeys(block.machine(is_one_of=len(known)) for block in known)  # each once
     return Machines(machines=tuple(machines), copies=tuple(_copies(lines)), notes=notes)
 
 
@@ -133,6 +137,7 @@ class _Block(msgspec.Struct):
 
     host: str  # Host name, empty if unknown.
     names: list[str]  # Devices in the order of the columns.
+    title: str  # What the text calls it.
     rows: dict[str, list[str]] = msgspec.field(default_factory=dict)
     affinity: dict[str, list[str]] = msgspec.field(default_factory=dict)
     card_names: dict[str, str] = msgspec.field(default_factory=dict)
@@ -165,14 +170,14 @@ class _Block(msgspec.Struct):
         unique = len(set(self.names)) == len(self.names)
         return unique and len(self.names) <= MAX_DEVICES and not self.num_missing_gpus
 
-    def machine(self) -> Machine:
-        """The machine, GPUs before network cards."""
+    def machine(self, *, is_one_of: int) -> Machine:
+        """The machine, GPUs before network cards; a title names it among several."""
         gpus = [name for name in self.names if _SAYS["gpu"].fullmatch(name)]
         cards = [name for name in self.names if not _SAYS["gpu"].fullmatch(name)]
         order = [self.names.index(name) for name in (*gpus, *cards)]
         links = tuple(self._row(name, order) for name in (*gpus, *cards))
         return Machine(
-            host=self.host,
+            host=self.host or self.title * (is_one_of > 1),
             gpus=tuple(gpus),
             cards=tuple(self.card_names.get(name, name) for name in cards),
             links=links,

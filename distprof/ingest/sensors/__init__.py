@@ -59,7 +59,7 @@ from distprof.ingest.sensors.tables import (
     header_of,
     is_headless,
     take_amd_json,
-    take_amd_row,
+    take_printed_row,
 )
 from distprof.run.logs import DeviceLog
 
@@ -249,7 +249,7 @@ class _Host:
         self._xml.close()
 
     def _row(self, line: str) -> None:
-        if not line.strip() or take_amd_row(line, self._collector):
+        if not line.strip() or take_printed_row(line, self._collector):
             return
         if "," in line:
             names, of_amd = header_of(line), amd_header(line)
@@ -331,12 +331,12 @@ def _begins_with_tables(text: str) -> bool:
     return False
 
 
-_TABLES = re.compile(rb"\| NVIDIA-SMI |\dMiB \|  {0,6}\d{1,3}%  {0,9}(?:Default|E\. Process)")
+_TABLES = re.compile(rb"\| NVIDIA-SMI |\| {0,3}\d{1,3}'C, {0,3}\d{1,3} %|\dMiB \|  {0,6}\d{1,3}%  {0,9}(?:Default|E\. Process)")
 _REASONS = re.compile(rb"\n *Clocks (?:Throttle|Event) Reasons\s")
 
 
 def holds_tables(start: bytes) -> bool:
-    """Whether a text holds a table of nvidia-smi or rocm-smi, or a part of one, somewhere."""
+    """Whether a text holds a table of nvidia-smi, rocm-smi or gpustat, or a part of one, somewhere."""
     is_cut_out = b"NVSMI LOG" not in start and _REASONS.search(start)
     return bool(is_cut_out or _TABLES.search(start) or (b"SCLK" in start and b"GPU%" in start))
 

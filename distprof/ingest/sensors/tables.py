@@ -149,8 +149,9 @@ def header_of(line: str) -> list[str] | None:
 
 
 def has_sensors(names: Sequence[str]) -> bool:
-    """Whether any of the columns is a sensor."""
-    return any(name in columns_of("query") or name.startswith(_REASONS) for name in names)
+    """Whether any of the columns is a sensor or part of a GPU's state."""
+    named = any(name in columns_of("query") or name.startswith(_REASONS) for name in names)
+    return named or bool(state_columns(names))
 
 
 def is_headless(line: str) -> bool:
@@ -225,7 +226,7 @@ class QueryCsv:
 
     def take(self, line: str) -> None:
         """Read one row; a row with too few or too many cells is counted and left out."""
-        if not self.has_sensors:
+        if not (self.has_sensors or self._states):
             return
         cells = line.split(",")
         if len(cells) != self._count:
@@ -295,19 +296,25 @@ def amd_header(line: str) -> list[str] | None:
     return names if is_device and any(name in columns_of("amd") for name in names) else None
 
 
-def take_amd_row(line: str, collector: Collector) -> bool:
-    """Read a row of the table that ``rocm-smi`` prints; False for another line."""
-    row = _SAYS["row"].fullmatch(line) if "hz " in line and "%" in line else None
+_OF_ROWS = {
+    "temperature": ("temperature_c", 1.0),
+    "power": ("power_w", 1.0),
+    "clock": ("sm_clock_mhz", 1.0),
+    "use": ("gpu_utilization_ratio", 0.01),
+    "memory": ("memory_used_bytes", float(1 << 20)),
+}
+
+
+def take_printed_row(line: str, collector: Collector) -> bool:
+    """Read a row of what ``rocm-smi`` or ``gpustat`` prints; False for another line."""
+    which = "row" if "hz " in line and "%" in line else "gpustat" if "'C" in line else ""
+    row = _SAYS[which].fullmatch(line) if which else None
     if row is None:
         return False
-    temperature, power, clock, use = (number(cell or "") for cell in row.groups()[1:])
-    values = {
-        "temperature_c": temperature,
-        "power_w": power,
-        "sm_clock_mhz": clock,
-        "gpu_utilization_ratio": None if use is None else use / 100,
-    }
-    collector.sample(Identity(index=whole(row[1])), None, values, origin="table")
+    cells = {what: number(cell or "") for what, cell in row.groupdict().items() if what in _OF_ROWS}
+    scales = {_OF_ROWS[what]: cell for what, cell in cells.items()}
+    values = {of[0]: None if cell is None else cell * of[1] for of, cell in scales.items()}
+    collector.sample(Identity(index=whole(row["index"])), None, values, origin="table")
     return True
 
 

@@ -54,7 +54,9 @@ def analyze_ending(run: Run) -> EndingResult:
     output = run.get(JobOutput)
     found = EndingResult() if output is None else diagnose_output(output)
     log = run.get(NcclLog) if run.origin == "NCCL log" else None
-    is_known = log is not None and bool(log.edges or log.networks or log.links or log.warnings)
+    is_known = log is not None and any(
+        (log.edges, log.networks, log.links, log.warnings, log.remarks)
+    )
     if log is not None and log.num_test_hosts and not log.tested:  # a test that stands
         is_known &= log.num_test_hosts == 1 and not log.edges
     if found.state or found.cause not in ("set-up", "ready", "stage") or not is_known:

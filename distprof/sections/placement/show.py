@@ -141,13 +141,18 @@ def machine_verdict(report: Report) -> VerdictText:
     if not machines:
         return None
     gpus = sum(machine.num_gpus for machine in machines)
-    line = f"{counted(len(machines), 'machine')}, {counted(gpus, 'GPU')}: no ranks, no steps."
+    ways = {_joined(machine) for machine in machines}
+    alike = "connected alike" if len(ways) == 1 else "connected differently"
+    line = f"{counted(len(machines), 'machine')}, {counted(gpus, 'GPU')}, {alike}."
+    compared = (
+        "p2pBandwidthLatencyTest and all_reduce_perf on each say which way is the faster one."
+    )
     if len(machines) == 1:
         tested = filter(None, (report.nccl.tested,))
         return next(shown), (*tested, *_next_step(machines[0]))
     more = len(machines) - _MOST_NAMED
     rest = (f"{more:,} more machines.",) if more > 0 else ()
-    return line, (*shown, *rest)
+    return line, (*shown, *rest, *(compared,) * (len(ways) > 1))
 
 
 def _copies(measured: Sequence[GpuCopies]) -> str:

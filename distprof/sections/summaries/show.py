@@ -164,6 +164,8 @@ _MANY_CALLS, _SHORT_NS = 10_000, 5_000
 
 _COPIES = re.compile(r"aten::(?:copy_|to|_to_copy|clone|contiguous)")
 
+_FOLDERS = re.compile(r"^\S{0,250}site-packages[/\\]|^(?:[A-Z]:)?[/\\]\S{0,250}[/\\](?=\S+:\d+\()")
+
 _FEWEST_ROWS = 2
 """A table that shows fewer, and no total, is an excerpt that says nothing of the whole."""
 
@@ -341,6 +343,11 @@ def _scaling(result: ScalingTableResult) -> list[str]:
     ]
 
 
+def _named(row: TableRow) -> str:
+    """The name of an operator or a function, without the folders of its file."""
+    return shorten(_FOLDERS.sub("", row.name), _MAX_NAME)
+
+
 def _known_work(result: OperatorTableResult) -> list[str]:
     """What takes most of the CPU's time, if a row tells; else the deepest function that does."""
     rows = sorted(result.rows, key=lambda row: row.cpu_ns)
@@ -355,8 +362,9 @@ def _known_work(result: OperatorTableResult) -> list[str]:
     spent["Python code outside of operators"] = sum(outside)
     for row in rows:
         calls_others = re.search(r":\d{1,6}\(", row.name) and row.cpu_ns > 2 * row.self_cpu_ns
+        is_one_call = max(each.self_cpu_ns for each in rows) > _NEARLY * row.cpu_ns
         if calls_others and 2 * row.cpu_ns >= total and max(spent.values()) < total / 3:
-            spent[f"{shorten(row.name, _MAX_NAME)} and what it calls"] = row.cpu_ns
+            spent[f"{_named(row)} and what it calls"] = 0 if is_one_call else row.cpu_ns
     most = max(spent.values())
     if not most or most < MIN_KNOWN_RATIO * total:
         return []
@@ -379,7 +387,7 @@ def _of_one_row(result: OperatorTableResult) -> list[str]:
         return []
     spent = f"{format_duration(top.self_cpu_ns)} of {format_duration(whole)}"
     share = format_ratio(top.self_cpu_ns / whole)
-    return [f"{shorten(top.name, _MAX_NAME)} itself takes {share} of the CPU's time: {spent}."]
+    return [f"{_named(top)} itself takes {share} of the CPU's time: {spent}."]
 
 
 def _cost(row: TableRow, field: str) -> tuple[str, str]:
@@ -397,7 +405,7 @@ def _cpu_rows(result: OperatorTableResult) -> list[str]:
         lacks = "The table has only GPU times that include what an operator calls."
     rows = sorted(result.rows, key=lambda row: -getattr(row, field))[:_NAMED_ROWS]
     named = ", ".join(
-        f"{shorten(row.name, _MAX_NAME)} ({', '.join(filter(None, _cost(row, field)))})"
+        f"{_named(row)} ({', '.join(filter(None, _cost(row, field)))})"
         for row in rows
         if getattr(row, field)
     )
@@ -437,10 +445,10 @@ def _operators(result: OperatorTableResult) -> list[str]:
     name, spent, alone = first.kind.capitalize(), first.device_ns, ""
     if len(result.rows) > 1 and 2 * top.self_device_ns >= whole and first.kind == "computation":
         what = " (copies and casts)" if _COPIES.fullmatch(top.name) else ""
-        name, spent = f"{shorten(top.name, _MAX_NAME)}{what}", top.self_device_ns
+        name, spent = f"{_named(top)}{what}", top.self_device_ns
     elif len(result.rows) > 1 and top.self_device_ns >= MIN_WORK_RATIO * whole:
         time = format_duration(top.self_device_ns)
-        alone = f", of which {shorten(top.name, _MAX_NAME)} takes {time}"
+        alone = f", of which {_named(top)} takes {time}"
     listed = sum(part.ratio for part in result.parts if part.num_calls is not None)
     if listed < MIN_LISTED_RATIO:
         known = [] if lead else _known_work(result)

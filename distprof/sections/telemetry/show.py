@@ -241,7 +241,9 @@ def devices_verdict(report: Report) -> VerdictText:
     if report.placement.machines and not (result.devices or result.errors):
         return None  # how the GPUs are connected says more than the state of their links
     return _line(result), tuple(
-        sentence for sentence in (_heat(result), _slowed(result)) if sentence
+        sentence
+        for sentence in (_heat(result), _slowed(result))
+        if sentence and sentence != _line(result)
     )
 
 
@@ -254,7 +256,9 @@ def devices_origin(report: Report) -> str:
 
 
 def _line(result: TelemetryResult) -> str:
-    return _busy(result) or f"{', '.join(_contents(result))}."
+    slowed = _slowed(result)
+    led = slowed if slowed and slowed != _NONE_SLOWED else f"{', '.join(_contents(result))}."
+    return _busy(result) or led
 
 
 def _busy(result: TelemetryResult) -> str:
@@ -315,15 +319,21 @@ def _heat(result: TelemetryResult) -> str:
     return f"The hottest GPU reaches {max(known)} °C." if known else ""
 
 
+_NONE_SLOWED = "No GPU was throttled."
+
+
 def _slowed(result: TelemetryResult) -> str:
     known = [one.sensors for one in result.devices if one.sensors.throttled_ratio is not None]
     if not known:
         return ""
     worst = max(known, key=lambda sensors: sensors.throttled_ratio or 0.0)
     if not worst.throttled_ratio:
-        return "No GPU was throttled."
+        return _NONE_SLOWED
     reasons = worst.throttle_reasons
     most = max(reasons, key=lambda reason: reasons[reason], default="").replace("_", " ")
     by = f" ({most})" if most else ""
     share = format_ratio(worst.throttled_ratio)
-    return f"The most throttled GPU was slowed down{by} in {share} of its samples."
+    return (
+        f"The most throttled GPU was slowed down{by} in {share} of its samples: compare its "
+        "clocks, power and temperature with those of the others while all work."
+    )
