@@ -1450,7 +1450,7 @@ def _crossed(output: JobOutput) -> EndingResult | None:
             left[rank].popleft()
     if len(left) < 2 or not all(left.values()) or not _of(output, "complaint"):
         return None
-    told = (f"rank {rank} stands at {actions[0][0]}" for rank, actions in left.items())
+    told = (f"rank {rank} waits in {actions[0][0]}" for rank, actions in left.items())
     text = "the schedules cross: " + ", ".join([*told][:4])
     steps = words().steps["schedules"]
     return _stuck(
