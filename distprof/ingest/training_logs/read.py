@@ -45,8 +45,8 @@ _PATTERNS = byte_patterns("runs.toml")
 _ALIKE = 1.5
 """Ratio up to which phases are those of the iterations of a bar, whose mean has slow first ones."""
 
-_APART = 1.2
-"""Ratio from which two runs differ."""
+_APART, _NAMED_APART = 1.2, 1.1
+"""Ratio from which two runs differ, and from which those that a text names do."""
 
 _FEWEST, _MOST_STARTS = 3, 7
 """Fewest reports of each run, and most starts: of more, an epoch numbers its iterations anew."""
@@ -163,8 +163,9 @@ def _runs(source: str, text: bytes) -> Iterator[tuple[str, TrainingLog]]:
         candidates = Candidates()
         candidates.take(block["fenced"] or block["below"] or b"")
         found = candidates.finished()
-        chosen = best_of(found)
-        log = to_log(chosen, found, (source,), text.count(b"\n")) if chosen else None
+        chosen = best_of(found) or _of_unknown([block["fenced"] or block["below"] or b""])
+        is_run = chosen.rows and not isinstance(chosen, PhasesGrammar)
+        log = to_log(chosen, found, (source,), text.count(b"\n")) if is_run else None
         if log is not None and log.median_step_ns:
             said = (block["name"] or block["title"]).decode("utf-8", "replace").replace("`", "")
             said = re.split(r"[.?!] ", said)[-1].strip("#*>-:： \r")
@@ -175,7 +176,7 @@ def _slowest_run(source: str, start: bytes) -> TrainingLog | None:
     """The slowest of several runs in a text; None unless their times differ."""
     runs = [*_runs(source, start)]
     what, times = _times([log for _, log in runs])
-    if len(runs) < 2 or max(times) < _APART * min(times):
+    if len(runs) < 2 or max(times) < _NAMED_APART * min(times):
         return None
     slowest, fastest = times.index(max(times)), times.index(min(times))
     (name, log), (other, _) = runs[slowest], runs[fastest]

@@ -40,6 +40,9 @@ _CLOCK = re.compile(
 _MAX_LINE = 8_000
 _FEWEST_PARTS = 3
 _MANY = 4
+_IMPOSSIBLE = 1.5
+"""Ratio of a printed time to all time since the last report from which it is wrong."""
+
 _MAX_RATES = 100_000
 _WHOLE, _PRINTED = 1, 2  # worth of reports that are made of timers, and of those that are printed
 _RATES = ("samples_per_s", "tokens_per_s", "tokens_per_s_per_device", "tflops", "loss")
@@ -248,14 +251,20 @@ class ReportGrammar(Grammar):
         elapsed, samples, batch = (values.get(name) for name in ("elapsed_ms", "samples", "batch"))
         if batch is not None and 1 <= batch < MAX_COUNT:
             self.facts["global_batch_size"] = int(batch)
-        if not ns and "elapsed_s" in values:
-            elapsed = values["elapsed_s"] * 1e3
-            values.pop("tokens_per_s", None)
+        if "tokens" in values and values.get("tokens_per_s", 0.0) > 0:
+            ns = ns or s_to_ns(values["tokens"] / values["tokens_per_s"])
         if samples is not None:
             batch = self.facts.get("global_batch_size")
             number = samples / batch if batch else None
+        if "elapsed_s" in values:
+            elapsed = values["elapsed_s"] * 1e3
         if elapsed is not None and number is not None:
-            ns, span = self._since(number, elapsed, is_of_wall="elapsed_s" in values)
+            since, of = self._since(number, elapsed, is_of_wall="elapsed_s" in values)
+            if not ns or (since and ns > _IMPOSSIBLE * since):
+                if ns and len(self.rows) == 1:
+                    self._start_again()  # the first report is as wrong
+                ns, span = since, of
+                values.pop("tokens_per_s", None)
         elif samples is not None and elapsed is None:  # of the whole job, or since the last report
             is_whole, self._samples = samples > self._samples, samples
             number, span = (number, None) if is_whole else (None, _whole_number(number))

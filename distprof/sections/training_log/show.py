@@ -137,8 +137,8 @@ def _what(log: TrainingLogResult) -> str:
 
 def _line(log: TrainingLogResult) -> str:
     if log.mean_ns is None:
-        no_times = f"The log of {log.origin} has no iteration times, so that where time goes is not"
-        why = f"{no_times} decided: record a trace with distprof capture -- COMMAND."
+        no_times = f"The log of {log.origin} has no iteration times."
+        why = f"{no_times} To see where time goes, record a trace with distprof capture -- COMMAND."
         return f"{fall} {why}" if (fall := slower_sentence(log)) else why
     usual, mean = format_duration(log.median_ns), format_duration(log.mean_ns)
     time = f"{_what(log)} takes {mean}"

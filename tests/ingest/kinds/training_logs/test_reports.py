@@ -70,6 +70,7 @@ def test_the_example_yields_its_values_and_no_other_program_takes_it(wording):
     assert row.iteration == (None if number is None else number + epoch * of)
     seconds = [values.pop(n) * f for n, f in (("ms", 1e-3), ("s", 1)) if n in values]
     seconds += [1 / values.pop("per_s")] if "per_s" in values else []
+    seconds += [values.pop("tokens") / values["tokens_per_s"]] if "tokens" in values else []
     assert (row.duration_ns or 0) == pytest.approx(1e9 * sum(seconds))
     assert (row.at_s is not None) is wording.stamped
     if "batch" in values:
