@@ -250,8 +250,9 @@ def _among_few(number: Int64Array, ns: Int64Array, span: Int64Array) -> SlowPeri
     at = at or far
     is_gradual = not at
     slow, others = (ns[-third:], ns[:third]) if is_gradual else (ns[at:], ns[:at])
+    grows = len(ns) >= FEWEST_FEW and bool((ns[1:] > GROWN_RATIO * ns[:-1]).all())
     if is_gradual and (
-        len(ns) < FEWEST_RISING
+        (len(ns) < FEWEST_RISING and not grows)
         or _kendall(ns) < (MIN_KENDALL if len(ns) >= FEWEST_GROWING else 1.0)
         or np.median(slow) < GROWN_RATIO * np.median(others)
     ):
