@@ -700,7 +700,7 @@ def _where_to_look(event: OutputEvent) -> str:
     name, _, at = place.rstrip(")").partition(" (")
     where = at if name == "<module>" else f"{name} in {at}"
     if not place:
-        return "Add the lines above: the last frame of the traceback that is in your code made the call."
+        return "Add the lines above: the last frame of the traceback in your code made the call."
     return f"Read {where}: one process with the same configuration and data may show it sooner."
 
 
