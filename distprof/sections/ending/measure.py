@@ -1301,12 +1301,14 @@ def _cut(output: JobOutput, kind: str = "cut") -> EndingResult | None:
         kind, lacks = f"an exception at “{failed[1][:_MAX_SAID]}”", f"{lacks} (if it has one)"
     if "bare" in event.fields:
         lacks = "which has no message"
+    shown = class_of("cut", f"{event.name} {kind}\n{_frames(event)}")
+    why = f", most likely because {shown.says}" if shown and shown.says else ""
     return _made(
         "exception",
-        f"{_subject(event)} failed with {kind}, {lacks}{f', in {place}' if place else ''}.",
+        f"{_subject(event)} failed with {kind}{why}, {lacks}{f', in {place}' if place else ''}.",
         event,
         *advice_on("exception", f"{kind}\n{code}"),
-        *advice_on("cut", f"{event.name} {kind}"),
+        *((shown.text,) if shown else ()),
     )
 
 
