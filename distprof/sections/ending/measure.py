@@ -797,6 +797,8 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
     steps = advice_on("exit", f"{event.name} code {code} {why}")
     if name in words().meanings:
         meaning, steps = words().meanings[name], advice_on("signal", name)
+    if log := event.fields.get("log"):
+        steps = (f"Read {log}, to which it printed.", *steps)
     blamed = (event.rank,) if event.rank is not None else ranks
     tables = ("elastic-failure", "elastic-event")
     same = [e for e in _exits(output) if e.name == event.name and e.name in tables]
@@ -848,9 +850,10 @@ def _crash(output: JobOutput) -> EndingResult | None:
     library = event.fields.get("library", "")
     is_bus = re.search("Bus error|SIGBUS", what)
     meaning = words().meanings["SIGBUS"].replace(" (bus error)", "") if is_bus else ""
+    how = "assert" if what.startswith("Check failed") else "signal"
     stacks = (s for s in output.stacks if s.file == event.file and s.line >= event.line)
     stack = next(stacks, None)
-    own = (f"Read the code of {stack.calls[0]}.",) if stack else advice_on("signal", "SIGSEGV")
+    own = (f"Read the code of {stack.calls[0]}.",) if stack else advice_on(how, "SIGSEGV")
     return _made(
         "crash",
         f"{_subject(event)} crashed: {what[:_MAX_QUOTE]}{library and f' in {library}'}{meaning}.",
