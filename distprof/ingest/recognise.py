@@ -174,12 +174,8 @@ def _refuse_text(path: Path) -> None:
     raise InputError(
         str(path),
         expected=f"a trace, or text with {_KNOWN_TEXT}",
-        found="text with none of them, "
-        + (
-            f"which says “{plain(told.strip())[:160]}”"
-            if told
-            else f"which begins with “{plain(first.strip())[:60]}”"
-        ),
+        found=f"text with none of them, which {'says' if told else 'begins with'} "
+        f"“{plain((told or first).strip())[:120]}”",
         fix="name the whole output of all ranks and of their launcher; of a slow job, record a "
         "trace with distprof capture -- COMMAND; of one that stands still, dump the stacks of its "
         "ranks with py-spy and name their folder",
