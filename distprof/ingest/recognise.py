@@ -152,6 +152,7 @@ def refuse_foreign(path: Path) -> None:
 
 _JSON = re.compile(r"\s*(?:$|\{|\[\s*(?:[\[{\"\]]|$))")
 _PRINTED = re.compile(r"[^\W\d_]{2}")
+_TELLS = re.compile(r"(?i)\b(?:error|fatal|failed|failure|exception|abort(?:ed|ing)?|killed)\b")
 _KNOWN_TEXT = (
     "how a job ended (watchdogs, launchers, tracebacks), Python stacks, NCCL's lines or iterations "
     "of a training program"
@@ -163,7 +164,9 @@ def _refuse_text(path: Path) -> None:
     head = _head(path)
     head = head.replace(b"\r", b"\n")  # bars of progress
     text = head[: head.rfind(b"\n") + 1].decode("utf-8", "replace")
-    first = next((line for line in text.splitlines() if line.strip()), "")
+    lines = [line for line in text.splitlines() if line.strip()]
+    first = next(iter(lines), "")
+    told = next(filter(_TELLS.search, reversed(lines)), "")
     is_json = path.name.lower().removesuffix(".gz").endswith(".json")
     is_text = b"\0" not in head and text.count("\ufffd") * 20 <= len(text)
     if is_json or not is_text or _JSON.match(first) or not _PRINTED.search(text):
@@ -180,7 +183,8 @@ def _refuse_text(path: Path) -> None:
     raise InputError(
         str(path),
         expected=f"a trace, or text with {_KNOWN_TEXT}",
-        found=f"text with none of them, which begins with “{plain(first.strip())[:60]}”",
+        found=f"text with none of them, which {'says' if told else 'begins with'} "
+        f"“{plain((told or first).strip())[:120]}”",
         fix="name the whole output of all ranks and of their launcher; of a slow job, record a "
         "trace with distprof capture -- COMMAND; of one that stands still, dump the stacks of its "
         "ranks with py-spy and name their folder",

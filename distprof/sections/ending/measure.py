@@ -152,7 +152,7 @@ def _once_finished(found: EndingResult, output: JobOutput, mixed: str) -> Ending
     """
     at = [replace(e, line=max(e.line, e.again)) for e in _of(output, "finished", "closed")]
     last = max(at, key=lambda e: ("gone" not in e.fields, e.line), default=None)
-    is_open = bool(mixed) or found.cause in ("", "ready", "set-up", "joining", "ignored")
+    is_open = bool(mixed) or found.cause in ("", "ready", "set-up", "joining", "aside")
     if last is None or not is_open or not _is_at_end(last, output):
         return found
     if any(e.file == last.file and e.line < last.line for e in _of(output, "mixed")):
@@ -353,9 +353,7 @@ def _stuck(
 
 def _subject(event: OutputEvent) -> str:
     """For example ``Rank 10 on node-a``; ``A process`` if no rank is named."""
-    host = event.fields.get("host", "")
-    who = "A process" if event.rank is None else f"Rank {event.rank}"
-    return f"{who} on {host}" if host else who
+    return f"{'A process' if event.rank is None else f'Rank {event.rank}'}{_at(event)}"
 
 
 def _host_memory(output: JobOutput) -> EndingResult | None:
@@ -378,10 +376,15 @@ def _host_memory(output: JobOutput) -> EndingResult | None:
     )
 
 
-def _xid(output: JobOutput) -> EndingResult | None:
-    """An error of a GPU itself."""
-    is_of_program = partial(words().search, "xid_of_program")
-    event = next((e for e in _of(output, "xid") if not is_of_program(_xid_of(e))), None)
+def _xid(output: JobOutput, cause: str = "xid") -> EndingResult | None:
+    """An error of a GPU itself, or one that most often a program causes (``device``)."""
+    causes = ("xid", "device")
+    events = (
+        e
+        for e in _of(output, "xid")
+        if causes[bool(words().search("xid_of_program", _xid_of(e)))] == cause
+    )
+    event = next(events, None)
     if event is None:
         return None
     number = _xid_of(event)
@@ -389,25 +392,14 @@ def _xid(output: JobOutput) -> EndingResult | None:
     what = f"Xid {number} (PCI {fields.get('bus', '')})" if number else fields.get("what", "")
     told = "reports that it has fallen off the bus" if "fallen off" in what else f"reports {what}"
     told = f"cannot reach the GPU at PCI {fields['lost']}" if "lost" in fields else told
-    return _made("xid", f"A GPU failed: the driver {told}.", event, *advice_on("xid", ""))
+    kind = class_of("xid", cause)
+    said = kind.says.format(told=told) if kind else ""
+    return _made(cause, f"{said}.", event, *advice_on("xid", cause))
 
 
 def _xid_of(event: OutputEvent) -> str:
     """Number of the error that an Xid follows from, or of the Xid itself; empty without any."""
     return event.fields.get("cause", "") or event.fields.get("code", "")
-
-
-def _xid_of_program(output: JobOutput) -> EndingResult | None:
-    event = next(iter(_of(output, "xid")), None)
-    if event is None:
-        return None
-    return _made(
-        "device",
-        f"A program failed on a GPU: the driver reports Xid {_xid_of(event)} (PCI "
-        f"{event.fields['bus']}), most often because of an error of the program itself.",
-        event,
-        *advice_on("xid", "program"),
-    )
 
 
 def _cancelled(output: JobOutput) -> EndingResult | None:
@@ -706,7 +698,7 @@ def _where_to_look(event: OutputEvent) -> str:
     name, _, at = place.rstrip(")").partition(" (")
     where = at if name == "<module>" else f"{name} in {at}"
     if not place:
-        return "Add the lines above: the last frame in your code made the call."
+        return "Add the lines above: the last frame of the traceback in your code made the call."
     return f"Read {where}: one process with the same configuration and data may show it sooner."
 
 
@@ -803,6 +795,8 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
     steps = advice_on("exit", f"{event.name} code {code} {why}")
     if name in words().meanings:
         meaning, steps = words().meanings[name], advice_on("signal", name)
+    if log := event.fields.get("log"):
+        steps = (f"Read {log}, to which it printed.", *steps)
     blamed = (event.rank,) if event.rank is not None else ranks
     tables = ("elastic-failure", "elastic-event")
     same = [e for e in _exits(output) if e.name == event.name and e.name in tables]
@@ -854,9 +848,10 @@ def _crash(output: JobOutput) -> EndingResult | None:
     library = event.fields.get("library", "")
     is_bus = re.search("Bus error|SIGBUS", what)
     meaning = words().meanings["SIGBUS"].replace(" (bus error)", "") if is_bus else ""
+    how = "assert" if what.startswith("Check failed") else "signal"
     stacks = (s for s in output.stacks if s.file == event.file and s.line >= event.line)
     stack = next(stacks, None)
-    own = (f"Read the code of {stack.calls[0]}.",) if stack else advice_on("signal", "SIGSEGV")
+    own = (f"Read the code of {stack.calls[0]}.",) if stack else advice_on(how, "SIGSEGV")
     return _made(
         "crash",
         f"{_subject(event)} crashed: {what[:_MAX_QUOTE]}{library and f' in {library}'}{meaning}.",
@@ -884,10 +879,8 @@ def _mismatch(output: JobOutput) -> EndingResult | None:
         return _stuck("mismatch", f"ranks launched different collectives: {text}", event)
     one, other = event.rank or 0, int(fields["other"])
     if number is not None and last not in (None, number):
-        text = (
-            f"rank {one} is in collective {number} ({_launch(event)}), rank {other} in collective "
-        )
-        text += f"{last} ({_launch(event, 'other_')}): one of them runs more than the other"
+        text = f"rank {one} is in collective {number} ({_launch(event)}), rank {other} in "
+        text += f"collective {last} ({_launch(event, 'other_')}): one runs more than the other"
         late = one if number < (last or 0) else other
         return _stuck("mismatch", text, event, ranks=(late,))
     text = f"ranks launched different collectives{numbered and f' number{numbered}'}: rank {one} "
@@ -1236,11 +1229,8 @@ def _stopped(output: JobOutput) -> EndingResult | None:
     name = _signal(event)
     if name == "SIGINT" and (began := _stands_at(output)):
         return began
-    how = f"its launcher got {name or 'a signal'}"
-    if name in words().stopped:
-        how = words().stopped[name]
-    if event.yields == "cancelled":
-        how = "it was cancelled, and the text does not say why"
+    by = f"its launcher got {name or 'a signal'}"
+    how = words().stopped.get(name or event.yields, by)
     found = _made(
         "stopped",
         f"The job was ended from outside: {how}.",
@@ -1311,12 +1301,14 @@ def _cut(output: JobOutput, kind: str = "cut") -> EndingResult | None:
         kind, lacks = f"an exception at “{failed[1][:_MAX_SAID]}”", f"{lacks} (if it has one)"
     if "bare" in event.fields:
         lacks = "which has no message"
+    shown = class_of("cut", f"{event.name} {kind}\n{_frames(event)}")
+    why = f", most likely because {shown.says}" if shown and shown.says else ""
     return _made(
         "exception",
-        f"{_subject(event)} failed with {kind}, {lacks}{f', in {place}' if place else ''}.",
+        f"{_subject(event)} failed with {kind}{why}, {lacks}{f', in {place}' if place else ''}.",
         event,
         *advice_on("exception", f"{kind}\n{code}"),
-        *advice_on("cut", f"{event.name} {kind}"),
+        *((shown.text,) if shown else ()),
     )
 
 
@@ -1340,10 +1332,7 @@ def _waiting(output: JobOutput) -> EndingResult | None:
             return None  # it went by
         return _stuck("waiting", *_told(last)[:1], last, *_told(last)[1])
     if events and "seconds" in events[-1].fields:
-        text = (
-            f"a process waited {events[-1].fields['seconds']} s for other processes of its engine, "
-        )
-        text += "which took no message. The lines do not show which"
+        text = words().waited[events[-1].name].format_map(events[-1].fields)
         return _stuck("frozen", text, events[-1], *words().steps["engine"])
     return _store(replace(output, events=tuple(replace(e, yields="store") for e in events)))
 
@@ -1525,6 +1514,11 @@ _PROSE = re.compile(
 """Sentences of people, and fences, in a text that they pasted."""
 
 
+def _alone(output: JobOutput, kind: str) -> EndingResult | None:
+    """What a text shows, if it shows nothing else: a complaint, or an exception that is ignored."""
+    return _undecided(kind, words().alone[kind], kind) if _of(output, kind) else None
+
+
 def _calls(output: JobOutput) -> EndingResult | None:
     """Ranks whose last call of a group is behind that of others, if calls are logged."""
     named = (e for e in _of(output, "setup") if "comm" in e.fields)
@@ -1553,10 +1547,8 @@ def _calls(output: JobOutput) -> EndingResult | None:
             continue
         at, event = min(late.values(), key=lambda one: one[0])
         ahead = next(e for number, e in last.values() if number == highest)
-        text = (
-            f"{name_ranks(late)} launched nothing after number {at:,} ({_launch(event)}), and the "
-        )
-        text += f"others launched number {highest:,} ({_launch(ahead)})"
+        text = f"{name_ranks(late)} launched nothing after number {at:,} ({_launch(event)}), and "
+        text += f"the others launched number {highest:,} ({_launch(ahead)})"
         why = "If the text was cut while the job ran, ranks may differ by a few calls."
         return replace(_stuck("behind", text, event, ranks=late), alternatives=(why,))
     return None
@@ -1659,14 +1651,6 @@ def _hinted(output: JobOutput) -> EndingResult | None:
     return _made("exception", f"A process failed: {line.rstrip('.')}.", events[0], *steps)
 
 
-def _ignored(output: JobOutput) -> EndingResult | None:
-    """An exception that ends no process, where the text shows no other."""
-    if not _of(output, "aside"):
-        return None
-    text = "the only exception is one that ends no process: Python ignores it, or a helper thread "
-    return _undecided("ignored", f"{text}printed it", "ignored")
-
-
 def _mixed(output: JobOutput) -> EndingResult | None:
     """Tracebacks that cannot be read."""
     events = _unreadable(output)
@@ -1702,19 +1686,8 @@ def _reported(output: JobOutput) -> EndingResult | None:
 def _closed(output: JobOutput) -> EndingResult | None:
     """Processes that their launcher ended, if the line that says why is missing."""
     events = [*_of(output, "closing"), *filter(_is_launchers, _of(output, "cut", "frames"))]
-    if not events:
-        return None
-    return _made(
-        "exit",
-        "A launcher ended its processes, most often because one of them failed; the output does "
-        "not show which."
-        if events[0].yields == "closing"
-        else "A launcher failed, or reports that one of its processes did; the text ends before it "
-        "says which.",
-        events[0],
-        *advice_on("closing", ""),
-        ranks=(),
-    )
+    kind = class_of("closing", events[0].yields) if events else None
+    return _made("exit", kind.says, events[0], kind.text, ranks=()) if kind else None
 
 
 def _is_at_end(event: OutputEvent, output: JobOutput, most: int = _NEAR_LINES) -> bool:
@@ -1765,7 +1738,7 @@ _CAUSES: tuple[Callable[[JobOutput], EndingResult | None], ...] = (
     _peer,
     _frozen,
     _exited,
-    _xid_of_program,
+    partial(_xid, cause="device"),
     _stopped,
     _waiting,
     _nan,
@@ -1782,7 +1755,7 @@ _CAUSES: tuple[Callable[[JobOutput], EndingResult | None], ...] = (
     _set_up,
     _closed,
     partial(_cut, kind="frames"),
-    _complained,
+    partial(_alone, kind="complaint"),
     _hinted,
-    _ignored,
+    partial(_alone, kind="aside"),
 )

@@ -32,6 +32,7 @@ class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stopped: dict[str, str]
     store: dict[str, str]
     stages: dict[str, str]
+    alone: dict[str, str]
     steps: dict[str, tuple[str, ...]]
     operations: dict[str, str]
     results: dict[str, str]
