@@ -171,7 +171,8 @@ def _refuse_text(path: Path) -> None:
     raise InputError(
         str(path),
         expected=f"a trace, or text with {_KNOWN_TEXT}",
-        found=f"text with none of them, which begins with “{plain(first.strip())[:60]}”",
+        found=f"text with none of them, which begins with “{plain(first.strip())[:60]}” and ends "
+        f"with “{plain(text.rstrip().rpartition(chr(10))[2].strip())[:60]}”",
         fix="name the whole output of all ranks and of their launcher; of a slow job, record a "
         "trace with distprof capture -- COMMAND; of one that stands still, dump the stacks of its "
         "ranks with py-spy and name their folder",
