@@ -167,6 +167,9 @@ def _refuse_text(path: Path) -> None:
     lines = [line for line in text.splitlines() if line.strip()]
     first = next(iter(lines), "")
     told = next(filter(_TELLS.search, reversed(lines)), "")
+    last = next(reversed(lines), "")
+    said = f"begins with “{plain(first.strip())[:60]}” and ends with “{plain(last.strip())[:60]}”"
+    said = f"says “{plain(told.strip())[:120]}”" if told else said
     is_json = path.name.lower().removesuffix(".gz").endswith(".json")
     is_text = b"\0" not in head and text.count("\ufffd") * 20 <= len(text)
     if is_json or not is_text or _JSON.match(first) or not _PRINTED.search(text):
@@ -183,8 +186,7 @@ def _refuse_text(path: Path) -> None:
     raise InputError(
         str(path),
         expected=f"a trace, or text with {_KNOWN_TEXT}",
-        found=f"text with none of them, which {'says' if told else 'begins with'} "
-        f"“{plain((told or first).strip())[:120]}”",
+        found=f"text with none of them, which {said}",
         fix="name the whole output of all ranks and of their launcher; of a slow job, record a "
         "trace with distprof capture -- COMMAND; of one that stands still, dump the stacks of its "
         "ranks with py-spy and name their folder",

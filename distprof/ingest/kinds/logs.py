@@ -361,6 +361,7 @@ _OUTPUT_BYTES = 1 << 23
 _OF_KERNELS = {"xid", "host_memory", "crash"}
 _ERROR = {"error", "mixed"}
 _STARTS = {"setup", "calls", "joining", "complaint"}  # of healthy jobs, too
+_OF_A_RUN = ("output of nccl-tests", "a speed of", "a single ")  # what a run that stands prints
 _WEAK = {"agents", "cancelled", "stopped", "waiting", *_ERROR}
 _OUTPUT_NAME = re.compile(
     r"(?:\.(?:log|out|err|txt|[oe]\d{1,9})(?:[.-]\d{1,9})?(?:\.gz)?|^[^.]{1,100})$", re.IGNORECASE
@@ -408,7 +409,7 @@ def _is_output(path: str, *, is_alone: bool) -> bool:
         least = 1 + ("calls" in found)
         foreign = foreign_format(Path(path).name, beginning(path, _SMALL))
         if "complaint" in found:
-            is_other = foreign is not None and not foreign.name.startswith("output of nccl-tests")
+            is_other = foreign is not None and not foreign.name.startswith(_OF_A_RUN)
         else:
             is_other = foreign is not None or fits_nccl_log(path)
             is_other = is_other or fits_training_log(path, least=least)

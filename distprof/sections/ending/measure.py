@@ -1492,19 +1492,38 @@ def _complained(output: JobOutput) -> EndingResult | None:
     """A text that says itself that the job stands still, and shows nothing else."""
     if not _of(output, "complaint"):
         return None
-    text = f"the job is said to stand still, but the text shows no reason. {last_printed(output)}"
-    text += "It holds no time-out, error, end or stack"
+    shown = last_printed(output)
+    found = "" if shown.startswith(_FIRST_TROUBLE) else ", but the text shows no reason"
+    text = f"the job is said to stand still{found}. {shown}It holds no time-out, end or stack"
     return _undecided("complaint", text, "stands still")
 
 
 def last_printed(output: JobOutput) -> str:
-    """A sentence with the last line that a program seems to have printed; empty without one."""
+    """A sentence with the first trouble at the end of the output, or else with its last line.
+
+    It is empty if there are several files, or only sentences that people wrote.
+    """
     told = {event.text[:_MAX_SAID] for event in _of(output, "complaint")}
-    lines = (line.strip() for lines in output.ends.values() for line in lines)
-    printed = (x for x in lines if not _PROSE.match(x) and x[:_MAX_SAID] not in told)
-    last = next(iter(deque(printed, maxlen=1)), "")
-    shown = last if len(last) <= _MAX_SAID else f"…{last[-_MAX_SAID:].lstrip()}"
-    return f"Its last line of output is “{shown}”. " if last and len(output.ends) == 1 else ""
+    lines = [line.strip() for one in output.ends.values() for line in one]
+    lines = [x for x in lines if not _PROSE.match(x) and x[:_MAX_SAID] not in told]
+    if not lines or len(output.ends) > 1:
+        return ""
+    whole = (x for x in lines if len(x) >= _MIN_SAID and not _HARMLESS.search(x))
+    trouble = next(filter(_TROUBLE.search, whole), "")
+    line = trouble or lines[-1]
+    line = line if len(line) <= _MAX_SAID else f"…{line[-_MAX_SAID:].lstrip()}"
+    return f"{_FIRST_TROUBLE if trouble else 'Its last line of output is'} “{line}”. "
+
+
+_MIN_SAID = 16  # a shorter line, such as a heading, tells nothing
+_FIRST_TROUBLE = "The first trouble that it prints is"
+_TROUBLE = re.compile(
+    r"\b(?:WARN:|ERROR|FATAL|[Ee]rror|[Ff]ailed|[Ff]ailure|[Cc]ouldn't|refused|unreachable)\b"
+    r"|NCCL WARN|WARN: "
+)
+_HARMLESS = re.compile(
+    r"NCCL INFO|libibverbs|Warning:|WARNING|[Nn]o errors?\b|\b0 errors?\b|\berrors?=0|loss|--\w"
+)
 
 
 _PROSE = re.compile(
