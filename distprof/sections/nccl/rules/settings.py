@@ -146,7 +146,7 @@ _MOST_HOSTS = 3
 
 @rule("NET105", Severity.WARNING, costs_time=False, page=PAGES["NET105"])
 def uneven_nccl_settings(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - one signature
-    """Ranks of one job use different versions of NCCL, or different values of one of its settings."""
+    """Ranks of one job use different versions of NCCL, or other values of one of its settings."""
     if not has_log(nccl):
         return
     differences = [*_versions(nccl), *_values(nccl), *_missing(nccl)]
