@@ -49,6 +49,9 @@ _LARGE_BYTES = 1 << 20
 _BYTES = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _US = {"n": 1e-3, "u": 1.0, "µ": 1.0, "m": 1e3, "s": 1e6}
 _MOST_COLUMNS = 40
+_ROUNDING = 0.005
+"""GB/s by which printed bandwidths may be off."""
+
 
 _KEEP_ROWS = "keep the rows of larger sizes, or test them (-b 1M -e 4G -f 2)"
 _JOIN = "build nccl-tests with MPI=1 and start one process per GPU, or name GPUs with -g"
@@ -254,7 +257,7 @@ def _tables(lines: Iterable[str]) -> Iterator[_Table]:
         line = _SAYS["launcher"].sub("", long_line[:_MAX_LINE])
         begun = None
         if program := _SAYS["program"].search(line):
-            test = program[program.lastindex or 0]
+            test = program[program.lastindex or 0].replace("-", "_")
             table.test = table.test if table.rows else test
         if _SAYS["start"].search(line):
             settings = _SAYS["iterations"].search(line)
@@ -500,4 +503,6 @@ def _ranks_by_ratio(table: _Table, kind: CollectiveKind) -> int | None:
         return None
     ranks = factor_of_all / (factor_of_all - ratio)
     near = round(ranks)
-    return near if 2 <= near <= 64 and abs(ranks - near) < 0.2 else None
+    speed = max(half[1] for row in table.rows for half in row.halves)
+    spread = ranks**2 / factor_of_all * ratio * _ROUNDING / speed
+    return near if 2 <= near <= 64 and max(abs(ranks - near), spread) < 0.2 else None

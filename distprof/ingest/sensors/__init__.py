@@ -331,12 +331,15 @@ def _begins_with_tables(text: str) -> bool:
     return False
 
 
-_TABLES = re.compile(rb"\| NVIDIA-SMI |\| {0,3}\d{1,3}'C, {0,3}\d{1,3} %|\dMiB \|  {0,6}\d{1,3}%  {0,9}(?:Default|E\. Process)")
+_TABLES = re.compile(
+    rb"\| NVIDIA-SMI |\| {0,3}\d{1,3}'C, {0,3}\d{1,3} %"
+    rb"|\dMiB \|  {0,6}\d{1,3}%  {0,9}(?:Default|E\. Process)"
+)
 _REASONS = re.compile(rb"\n *Clocks (?:Throttle|Event) Reasons\s")
 
 
 def holds_tables(start: bytes) -> bool:
-    """Whether a text holds a table of nvidia-smi, rocm-smi or gpustat, or a part of one, somewhere."""
+    """Whether a text holds a table of nvidia-smi, rocm-smi or gpustat, or a part of one."""
     is_cut_out = b"NVSMI LOG" not in start and _REASONS.search(start)
     return bool(is_cut_out or _TABLES.search(start) or (b"SCLK" in start and b"GPU%" in start))
 
