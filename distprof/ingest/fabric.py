@@ -49,12 +49,11 @@ _LARGE_BYTES = 1 << 20
 _BYTES = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _US = {"n": 1e-3, "u": 1.0, "µ": 1.0, "m": 1e3, "s": 1e6}
 _MOST_COLUMNS = 40
+_ROUNDING = 0.005
+"""GB/s by which printed bandwidths may be off."""
+
 
 _KEEP_ROWS = "keep the rows of larger sizes, or test them (-b 1M -e 4G -f 2)"
-_UNKNOWN = (
-    "the text does not say which collective it is, and over how many ranks: keep the complete "
-    "output, with the command and the lines that list the GPUs"
-)
 _JOIN = "build nccl-tests with MPI=1 and start one process per GPU, or name GPUs with -g"
 
 
@@ -194,10 +193,10 @@ def _nccl_tests(lines: Iterable[str], source: str) -> FabricFile:
         (one.hosts for one in tables if one.hosts.keys() == set(range(len(one.hosts)))), {}
     )
     return FabricFile(
-        origin="nccl-tests",
+        origin="nccl-tests" if any(t.rows[0].dtype for t in tables) else "table of bandwidths",
         source="" if source == _STDIN else source,
         device=next((table.device for table in tables if table.device), ""),
-        backend="nccl",
+        backend="nccl" if any(t.rows[0].dtype for t in tables) else "",
         world_size=max(curve.group_size for curve in curves) or None,
         hosts=tuple(hosts[rank] for rank in sorted(hosts)),
         num_copies=max(1, *(len(table.first_ranks) for table in tables)),
@@ -258,7 +257,7 @@ def _tables(lines: Iterable[str]) -> Iterator[_Table]:
         line = _SAYS["launcher"].sub("", long_line[:_MAX_LINE])
         begun = None
         if program := _SAYS["program"].search(line):
-            test = program[program.lastindex or 0]
+            test = program[program.lastindex or 0].replace("-", "_")
             table.test = table.test if table.rows else test
         if _SAYS["start"].search(line):
             settings = _SAYS["iterations"].search(line)
@@ -273,7 +272,7 @@ def _tables(lines: Iterable[str]) -> Iterator[_Table]:
             head, width = found
             begun = _Table() if table.rows else None
         elif named := _SAYS["label"].fullmatch(line):
-            label = named[1]
+            label = named[1].rpartition(". ")[2]
         if begun is not None:
             yield table
             table = begun
@@ -289,14 +288,15 @@ def _tables(lines: Iterable[str]) -> Iterator[_Table]:
 def _head(line: str) -> tuple[dict[str, _Column], int] | None:
     """Columns of a header by what they hold, and their number; None for another line."""
     for between in ("columns", "words"):
-        cells = _SAYS[between].split(line.strip("|# \t"))[:_MOST_COLUMNS]
+        joined = _SAYS["before_unit"].sub("", line) if between == "words" else line
+        cells = _SAYS[between].split(joined.strip("|# \t"))[:_MOST_COLUMNS]
         found: dict[str, _Column] = {}
         for what in ("size", "bus", "speed", "time"):
             at = next((i for i, cell in enumerate(cells) if _SAYS[f"of_{what}"].search(cell)), None)
             if at is not None:
                 found[what] = _Column(at, _unit(cells[at], what))
         is_timed = "time" in found and "byte" in line.lower()
-        if "size" in found and (is_timed or found.keys() & {"bus", "speed"}):
+        if len(cells) > 1 and "size" in found and (is_timed or found.keys() & {"bus", "speed"}):
             return found, len(cells)
     return None
 
@@ -373,12 +373,14 @@ def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurv
     is_whole = table.hosts.keys() == set(range(len(table.hosts)))
     ranks = max(table.hosts) + 1 if table.hosts else _ranks_by_ratio(table, kind)
     if not (ranks and table.rows[0].dtype) or bus_factor(kind, ranks) is None:
+        which = "" if kind else "which collective it is, and "
         yield FabricCurve(
             kind=kind.label,
             group_size=ranks or 0,
             label=table.label,
             points=_as_printed(table),
-            refusal=_UNKNOWN,
+            refusal=f"the text does not say {which}over how many ranks: keep the complete output, "
+            "with the command and the lines that list the GPUs",
         )
         return
     nodes = len(set(table.hosts.values())) if table.hosts and is_whole else None
@@ -501,4 +503,6 @@ def _ranks_by_ratio(table: _Table, kind: CollectiveKind) -> int | None:
         return None
     ranks = factor_of_all / (factor_of_all - ratio)
     near = round(ranks)
-    return near if 2 <= near <= 64 and abs(ranks - near) < 0.2 else None
+    speed = max(half[1] for row in table.rows for half in row.halves)
+    spread = ranks**2 / factor_of_all * ratio * _ROUNDING / speed
+    return near if 2 <= near <= 64 and max(abs(ranks - near), spread) < 0.2 else None

@@ -230,12 +230,18 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rule(
-    code: str, severity: Severity, *, since: str = "0.1.0", costs_time: bool = True, **limits: Limit
+    code: str,
+    severity: Severity,
+    *,
+    since: str = "0.1.0",
+    costs_time: bool = True,
+    page: str = "",
+    **limits: Limit,
 ) -> Callable[[Check], Rule]:
     """Turn a check function into a :class:`Rule`.
 
     The types of its parameters are the results that it needs; the last parameter is ``limits``. The
-    name and page of the rule are the name and docstring of the function.
+    name of the rule is that of the function, its page the docstring and what ``page`` adds to it.
     """
 
     def decorate(check: Check) -> Rule:
@@ -252,7 +258,7 @@ def rule(
             needs=tuple(hints[name] for name in results),
             limits=limits,
             costs_time=costs_time,
-            doc=parse_page(check.__doc__ or ""),
+            doc=parse_page(f"{inspect.cleandoc(check.__doc__ or '')}\n\n{page}"),
             check=check,
         )
 

@@ -287,6 +287,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     links: tuple[tuple[str, ...], ...]
     cpus: tuple[str, ...]  # CPUs with affinity to each GPU, for example ``0-55``; empty if unknown.
     numa: tuple[str, ...]  # NUMA nodes of each GPU; empty if unknown.
+    num_cut: int = 0  # GPUs whose rows are cut off; they are left out everywhere else.
 
     def path_to_card(self, gpu: int, card: int) -> str:
         """Path between a GPU and a card, given by their positions in ``gpus`` and ``cards``."""

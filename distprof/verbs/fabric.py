@@ -149,7 +149,8 @@ def _speed(curve: FabricCurve, device: str) -> str:
     slow = [p.bytes for p in curve.points if 2 * p.busbw_bytes_per_s < best.busbw_bytes_per_s]
     half = f", but less than half of that up to {format_bytes(max(slow))}" if slow else ""
     if best is ordered[0] and largest < _LARGE_BYTES // 4:
-        half += "; it still grows there, so larger messages (-e 4G) show the full bandwidth"
+        grows = "it still grows there" if len(ordered) > 1 else "it is the only size"
+        half += f"; {grows}, so larger messages (-e 4G) show the full bandwidth"
     return f"{reaches}{half}."
 
 

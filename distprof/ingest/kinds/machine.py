@@ -13,6 +13,7 @@ from itertools import takewhile
 from statistics import median
 
 import msgspec
+from msgspec.structs import replace
 
 from distprof.artefacts.fabric_file import GpuCopies
 from distprof.bounds import Bound, patterns_beside
@@ -89,12 +90,12 @@ def parse_machines(text: str) -> Machines:
             before[prefix] = rest
     every = [block for several in blocks.values() for block in several]
     notes = tuple(
-        f"A matrix of nvidia-smi topo -m{f' of {block.host}' if block.host else ''} lacks GPU rows "
-        "and was skipped."
+        f"A matrix of nvidia-smi topo -m{f' of {block.host}' if block.host else ''} lacks the rows "
+        f"of {block.num_missing_gpus} of {block.num_gpus} GPUs, which are left out."
         for block in every
-        if not block.is_whole
+        if block.num_missing_gpus
     )
-    known = [block for block in every if block.is_whole]
+    known = [block for block in map(_Block.shown, every) if block.is_whole]
     machines = dict.fromkeys(block.machine(is_one_of=len(known)) for block in known)  # each once
     return Machines(machines=tuple(machines), copies=tuple(_copies(lines)), notes=notes)
 
@@ -138,6 +139,7 @@ class _Block(msgspec.Struct):
     host: str  # Host name, empty if unknown.
     names: list[str]  # Devices in the order of the columns.
     title: str  # What the text calls it.
+    num_cut: int = 0  # GPUs whose rows are cut off.
     rows: dict[str, list[str]] = msgspec.field(default_factory=dict)
     affinity: dict[str, list[str]] = msgspec.field(default_factory=dict)
     card_names: dict[str, str] = msgspec.field(default_factory=dict)
@@ -161,6 +163,21 @@ class _Block(msgspec.Struct):
             self.rows[name] = cells[:width]
             self.affinity[name] = cells[width:]
 
+    def shown(self) -> _Block:
+        """The part of the matrix that has rows, without GPUs whose rows are cut off."""
+        kept = [
+            place
+            for place, name in enumerate(self.names)
+            if name in self.rows or not _SAYS["gpu"].fullmatch(name)
+        ]
+        rows = {name: [cells[place] for place in kept] for name, cells in self.rows.items()}
+        names = [self.names[place] for place in kept]
+        return replace(self, names=names, rows=rows, num_cut=self.num_missing_gpus)
+
+    @property
+    def num_gpus(self) -> int:
+        return sum(_SAYS["gpu"].fullmatch(name) is not None for name in self.names)
+
     @property
     def num_missing_gpus(self) -> int:
         return sum(name not in self.rows for name in self.names if _SAYS["gpu"].fullmatch(name))
@@ -168,7 +185,8 @@ class _Block(msgspec.Struct):
     @property
     def is_whole(self) -> bool:
         unique = len(set(self.names)) == len(self.names)
-        return unique and len(self.names) <= MAX_DEVICES and not self.num_missing_gpus
+        fewest = 1 + bool(self.num_cut)
+        return unique and len(self.names) <= MAX_DEVICES and self.num_gpus >= fewest
 
     def machine(self, *, is_one_of: int) -> Machine:
         """The machine, GPUs before network cards; a title names it among several."""
@@ -183,6 +201,7 @@ class _Block(msgspec.Struct):
             links=links,
             cpus=tuple(_cell(self.affinity[name], 0) for name in gpus),
             numa=tuple(_cell(self.affinity[name], 1) for name in gpus),
+            num_cut=self.num_cut,
         )
 
     def _row(self, name: str, order: Sequence[int]) -> tuple[str, ...]:

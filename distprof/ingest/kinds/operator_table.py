@@ -148,7 +148,7 @@ def _operators(source: str, every: Sequence[str]) -> OperatorTable:
             totals.setdefault(total[1], _ns(total[2].strip()) or 0)
         elif _PATTERNS["header"].match(line):
             break
-        elif line.strip(" -") and not totals:
+        elif line.strip(" -|") and not totals:
             cells = _cells(line)
             if line is last and len(cells) < len(header):  # cut off, perhaps within its last cell
                 cells = [*cells[:-1], *[""] * (len(header) - len(cells)), "0"]
@@ -191,7 +191,7 @@ class _Whole:
 
 
 def _cells(line: str) -> list[str]:
-    return _PATTERNS["between"].split(line.strip().removesuffix("</b>"))
+    return _PATTERNS["between"].split(line.strip(" \t|").removesuffix("</b>"))
 
 
 def _kind(name: str) -> CollectiveKind:

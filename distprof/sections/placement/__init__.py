@@ -74,6 +74,7 @@ class PlacedMachine(Record, frozen=True, kw_only=True):
     cards: tuple[str, ...]  # Network cards.
     # The longest path over PCIe between two GPUs, for example ``SYS``; empty without any.
     farthest_path: str = ""
+    num_cut: int = 0  # GPUs whose rows in the matrix are cut off; they are not among the others.
 
 
 class PlacementResult(Result, frozen=True, kw_only=True):

@@ -55,6 +55,7 @@ def analyze_placement(
             islands=m.islands,
             cards=m.cards,
             farthest_path=m.farthest_path,
+            num_cut=m.num_cut,
         )
         for m in machines_of(run)
     )

@@ -224,7 +224,8 @@ def _sentence(machine: PlacedMachine, paths: Sequence[CardPath]) -> str:
     far = [gpu for gpu, path in of.items() if path == ACROSS_SOCKETS]
     if 0 < len(far) < len(of):
         cards += f", none of them near {', '.join(far)}"
-    return f"{name}{counted(machine.num_gpus, 'GPU')}{joined}{cards and f'; {cards}'}."
+    cut = f" of {machine.num_gpus + machine.num_cut}, the others cut off" if machine.num_cut else ""
+    return f"{name}{counted(machine.num_gpus, 'GPU')}{cut}{joined}{cards and f'; {cards}'}."
 
 
 def _next_step(machine: PlacedMachine) -> tuple[str, ...]:

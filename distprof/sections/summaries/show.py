@@ -351,7 +351,8 @@ def _named(row: TableRow) -> str:
 def _known_work(result: OperatorTableResult) -> list[str]:
     """What takes most of the CPU's time, if a row tells; else the deepest function that does."""
     rows = sorted(result.rows, key=lambda row: row.cpu_ns)
-    total = max(rows[-1].cpu_ns, result.self_cpu_ns or 0)
+    listed = sum(row.self_cpu_ns for row in rows)
+    total = max(rows[-1].cpu_ns, result.self_cpu_ns or 0, listed)
     if not result.self_cpu_ns and len({row.name for row in rows}) < _FEWEST_ROWS:
         return []
     spent = {
@@ -366,7 +367,7 @@ def _known_work(result: OperatorTableResult) -> list[str]:
         if calls_others and 2 * row.cpu_ns >= total and max(spent.values()) < total / 3:
             spent[f"{_named(row)} and what it calls"] = 0 if is_one_call else row.cpu_ns
     most = max(spent.values())
-    if not most or most < MIN_KNOWN_RATIO * total:
+    if most < max(MIN_KNOWN_RATIO * total, 1, max(row.self_cpu_ns for row in rows)):
         return []
     what = next(name for name, ns in spent.items() if ns >= _NEARLY * most)
     share = "Most" if 2 * spent[what] >= total else "The largest known part"
@@ -382,7 +383,8 @@ def _known_work(result: OperatorTableResult) -> list[str]:
 def _of_one_row(result: OperatorTableResult) -> list[str]:
     """The row that takes most of the CPU's time without what it calls, if one does."""
     top = max(result.rows, key=lambda row: row.self_cpu_ns)
-    whole = max(result.self_cpu_ns or 0, *(row.cpu_ns for row in result.rows))
+    listed = sum(row.self_cpu_ns for row in result.rows)
+    whole = max(result.self_cpu_ns or 0, listed, *(row.cpu_ns for row in result.rows))
     if len(result.rows) < _FEWEST_ROWS or top.self_cpu_ns < MIN_WORK_RATIO * whole:
         return []
     spent = f"{format_duration(top.self_cpu_ns)} of {format_duration(whole)}"

@@ -258,7 +258,18 @@ def devices_origin(report: Report) -> str:
 def _line(result: TelemetryResult) -> str:
     slowed = _slowed(result)
     led = slowed if slowed and slowed != _NONE_SLOWED else f"{', '.join(_contents(result))}."
-    return _busy(result) or led
+    return _busy(result) or _narrow(result) or led
+
+
+def _narrow(result: TelemetryResult) -> str:
+    """GPUs whose PCIe link has fewer lanes than it could have."""
+    of = [one for one in result.conditions if (one.pcie_width or 0) < (one.pcie_width_max or 0)]
+    if not of:
+        return ""
+    return (
+        f"{_group_name(of)}: PCIe link {_link(of[0])}. Look again while the job runs; if it stays, "
+        "look at the slot, the riser and the BIOS."
+    )
 
 
 def _busy(result: TelemetryResult) -> str:

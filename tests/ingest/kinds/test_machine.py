@@ -102,13 +102,17 @@ def test_a_matrix_shown_twice_is_one_machine():
     assert len(parse_machines(TWO_PAIRS + TWO_PAIRS).machines) == 1
 
 
-def test_a_matrix_without_all_its_rows_is_left_out_and_said():
-    cut = "\n".join(TWO_PAIRS.splitlines()[:3])
-    found = parse_machines(f"node-1\n{cut}")
-    assert found.machines == ()
+def test_of_a_matrix_without_all_its_rows_only_those_gpus_are_read_and_it_is_said():
+    lines = TWO_PAIRS.splitlines()
+    found = parse_machines("\n".join(("node-1", *lines[:3])))
+    (machine,) = found.machines
+    assert (machine.gpus, machine.num_cut) == (("GPU0", "GPU1"), 2)
+    assert machine.islands == ((0, 1),)
     assert found.notes == (
-        "A matrix of nvidia-smi topo -m of node-1 lacks GPU rows and was skipped.",
+        "A matrix of nvidia-smi topo -m of node-1 lacks the rows of 2 of 4 GPUs, which are left "
+        "out.",
     )
+    assert parse_machines("\n".join(lines[:2])).machines == ()  # a single row says little
 
 
 def test_a_card_without_a_row_has_what_the_gpus_say():

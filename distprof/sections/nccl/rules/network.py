@@ -9,6 +9,7 @@ from distprof.rules.base import Draft, Limit, Limits, advice, rule
 from distprof.sections.collectives import CollectivesResult
 from distprof.sections.nccl import BETWEEN, NcclHost, NcclResult, NcclTransport, different_networks
 from distprof.sections.nccl.rules import (
+    PAGES,
     connections,
     exposed_between_nodes,
     has_log,
@@ -26,38 +27,13 @@ _MOST_CARDS = 4
 @rule(
     "NET101",
     Severity.WARNING,
+    page=PAGES["NET101"],
     socket_ratio=Limit(0.01, "smallest share of connections between nodes over sockets"),
 )
 def nccl_over_sockets(
     nccl: NcclResult, collectives: CollectivesResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:
-    """Connections between nodes use TCP sockets, according to NCCL's log.
-
-    ## Why it costs time
-    Sockets copy every byte through CPU memory and the operating system's kernel. InfiniBand, RoCE
-    or EFA move data from GPU to GPU at several times the bandwidth and a fraction of the latency.
-
-    ## Evidence needed
-    An NCCL log (`NCCL_DEBUG=INFO`) that names connections between nodes, or at least the network
-    that NCCL chose. The log shows only networks that NCCL found. Hosts of one job that chose
-    different networks are named, too: they cannot connect.
-
-    ## How the cost is computed
-    With traces: exposed transfer per step of the collectives that cross nodes. This is an upper
-    bound on the time that a faster network would recover. A log alone gives no cost.
-
-    ## How to fix
-    Find out why NCCL did not use the fast network: `NET/IB : No device found` means that the
-    container lacks the devices (`/dev/infiniband`) or the plug-in (libnccl-net.so for EFA,
-    RDMA-SHARP, RCCL). `NCCL_IB_DISABLE=1` and `NCCL_NET=Socket` disable the fast network.
-
-    ## When it is wrong
-    Machines with only Ethernet have no faster network. More sockets and threads per connection
-    (`NCCL_NSOCKS_PERTHREAD`, `NCCL_SOCKET_NTHREADS`) help there.
-
-    ## Sources
-    NCCL's user guide, "Environment variables" and "Troubleshooting": networking.
-    """
+    """Connections between nodes use TCP sockets, according to NCCL's log."""
     if has_log(nccl) and not nccl.transports and nccl.networks:
         yield from _by_choice(nccl)
         return
@@ -121,43 +97,13 @@ def _why(nccl: NcclResult) -> str:
 @rule(
     "NET102",
     Severity.WARNING,
+    page=PAGES["NET102"],
     plain_ratio=Limit(0.05, "smallest share of RDMA connections without GPUDirect"),
 )
 def no_gpudirect(
     nccl: NcclResult, collectives: CollectivesResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:
-    """Connections between nodes use RDMA cards without GPUDirect RDMA, according to NCCL's log.
-
-    ## Why it costs time
-    Without GPUDirect each byte goes from the GPU to CPU memory and from there to the card, and the
-    same way back on the receiver. It crosses PCIe and memory twice, latency grows, and CPU threads
-    have to copy.
-
-    ## Evidence needed
-    An NCCL log (`NCCL_DEBUG=INFO`) that names connections between nodes, or in which NCCL says that
-    GPUDirect RDMA is disabled for its cards, and enabled for none. If some cards are too far from a
-    GPU, the log does not show whether another placement would bring them closer.
-
-    ## How the cost is computed
-    With traces: exposed transfer per step of the collectives that cross nodes. This is an upper
-    bound on the time that GPUDirect would recover. A log alone gives no cost.
-
-    ## How to fix
-    If some connections use GPUDirect and others do not, the drivers are fine and the latter use a
-    card that is far from their GPU: pair each GPU with the nearest card, on the same rail of every
-    node. Otherwise: NVIDIA GPUs with NVIDIA cards: load `nvidia-peermem` (or use DMA-BUF: Linux
-    5.12, open kernel modules, NCCL 2.13). AMD GPUs: DMA-BUF and large BARs. Omni-Path: the
-    GPUDirect build of its driver, and PSM2 with CUDA. EFA: `aws-ofi-nccl`. Everywhere: disable ACS
-    on PCIe switches. `NCCL_NET_GDR_LEVEL` raises the distance up to which NCCL uses GPUDirect.
-
-    ## When it is wrong
-    Some cards do not support GPUDirect (Omni-Path without its driver, virtual functions), and
-    neither do some GPUs (GeForce). Connections of rare operations count as much here as those used
-    in every step.
-
-    ## Sources
-    NCCL's user guide, `NCCL_NET_GDR_LEVEL` and "GPU Direct".
-    """
+    """Connections between nodes use RDMA cards without GPUDirect RDMA, according to NCCL's log."""
     if (
         has_log(nccl)
         and not nccl.transports
@@ -237,6 +183,7 @@ _MOST_NAMED = 6
 @rule(
     "NET104",
     Severity.INFO,
+    page=PAGES["NET104"],
     costs_time=False,
     used_ratio=Limit(
         0.99, "smallest acceptable share of used cards among those that could each serve a GPU"
@@ -245,29 +192,6 @@ _MOST_NAMED = 6
 def unused_network_cards(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:
     """NCCL uses only some of a node's network cards, although GPUs share the cards that it uses; or
     a setting leaves it a single RDMA card for four GPUs or more.
-
-    ## Why it costs time
-    GPUs that share a card share its bandwidth: with half of the cards, traffic between nodes runs
-    at half speed.
-
-    ## Evidence needed
-    An NCCL log (`NCCL_DEBUG=INFO`) that names the cards of a host (`NET/IB : Using …`) and the
-    connections that leave it. It does not show whether an unused card has a cable.
-
-    ## How the cost is computed
-    No cost: a log does not show how busy the cards are.
-
-    ## How to fix
-    Use more channels (`NCCL_MIN_NCHANNELS`, `NCCL_NCHANNELS_PER_NET_PEER`) or set
-    `NCCL_CROSS_NIC=1`; give NCCL the machine's topology if it runs in a virtual machine
-    (`NCCL_TOPO_FILE`); check whether `NCCL_IB_HCA` excludes cards.
-
-    ## When it is wrong
-    Cards for storage or management are not meant for NCCL (exclude them with `NCCL_IB_HCA`), and a
-    communicator of few ranks may not need all. A truncated log names only some connections.
-
-    ## Sources
-    NCCL's user guide, `NCCL_IB_HCA`, `NCCL_CROSS_NIC`, `NCCL_TOPO_FILE`.
     """
     if not has_log(nccl):
         return
@@ -324,32 +248,9 @@ def _is_short(host: NcclHost, min_ratio: float) -> bool:
 _FAILED = re.compile(r"(?i)SHARP coll init error|cannot initialize CollNet")
 
 
-@rule("NET112", Severity.WARNING, costs_time=False)
+@rule("NET112", Severity.WARNING, costs_time=False, page=PAGES["NET112"])
 def sharp_unavailable(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - all checks take limits
-    """NCCL was told to reduce in the switches (SHARP, CollNet), tried to, and failed.
-
-    ## Why it costs time
-    Without SHARP every all-reduce between nodes moves its data twice, and each rank adds it up.
-    Every start also spends seconds on attempts that fail.
-
-    ## Evidence needed
-    An NCCL log (`NCCL_DEBUG=WARN` suffices) with the warnings of the attempt.
-
-    ## How the cost is computed
-    No cost: a log does not show how fast SHARP would be. `distprof bench` with and without
-    `NCCL_COLLNET_ENABLE=1` measures it.
-
-    ## How to fix
-    If the fabric has SHARP: start the aggregation manager (`sharp_am`) next to the subnet manager,
-    give the job an allocation (`SHARP_COLL_ENABLE_SAT`, the partition of the nodes), and use a
-    plug-in of the same release. If not, set `NCCL_COLLNET_ENABLE=0`.
-
-    ## When it is wrong
-    The cluster may offer SHARP to one job at a time on purpose.
-
-    ## Sources
-    NVIDIA NCCL documentation, `NCCL_COLLNET_ENABLE`; nccl-rdma-sharp-plugins.
-    """
+    """NCCL was told to reduce in the switches (SHARP, CollNet), tried to, and failed."""
     if not has_log(nccl):
         return
     failed = [warning for warning in nccl.warnings if _FAILED.search(warning.text)]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
 from distprof.sections.nccl import INSIDE, NcclResult, NcclSetting
-from distprof.sections.nccl.rules import connections, has_log, said, setting_of
+from distprof.sections.nccl.rules import PAGES, connections, has_log, said, setting_of
 from distprof.sections.sharding import ShardingResult
 from distprof.sections.table import counted
 from distprof.terms import Confidence, NcclRemark, Severity
@@ -36,7 +36,7 @@ _TRANSPORTS: Mapping[str, tuple[tuple[str, ...], str]] = {
 """The same for transports that every machine with several GPUs has and always benefits from."""
 
 
-@rule("COM122", Severity.INFO, costs_time=False)
+@rule("COM122", Severity.INFO, costs_time=False, page=PAGES["COM122"])
 def forced_nccl_settings(
     nccl: NcclResult,
     sharding: ShardingResult,
@@ -44,34 +44,6 @@ def forced_nccl_settings(
 ) -> Iterator[Draft]:
     """Environment variables restrict NCCL's choices: the algorithm or protocol is forced, a
     transport is disabled, or the number of channels is limited.
-
-    ## Why it costs time
-    NCCL chooses algorithm, protocol and channels by message size and machine. A choice that was
-    right for one benchmark is wrong for other sizes: a ring for small messages over many nodes, or
-    the low-latency protocol for large ones. If P2P, shared memory or InfiniBand is disabled, data
-    takes a slower path although a faster one may exist. These settings often outlive the problem
-    that they worked around.
-
-    ## Evidence needed
-    NCCL's log (`NCCL_DEBUG=INFO`), which lists the variables that NCCL read from the environment,
-    or the environment in a run directory. `uneven-nccl-settings` covers values that differ between
-    processes, and `shared-memory-inside-node` covers P2P settings that lead to shared memory.
-
-    ## How the cost is computed
-    No cost: the recording does not show how fast the other choice would be. Run `distprof bench`
-    with and without the variable to measure it.
-
-    ## How to fix
-    Run one job without the variable and compare, preferably with `distprof bench`. If the variable
-    must stay, document next to it the reason and the NCCL version that needs it.
-
-    ## When it is wrong
-    The setting may have been measured to be better on these machines, or work around a known bug of
-    this version. `NCCL_IB_DISABLE=1` is harmless on machines without InfiniBand.
-
-    ## Sources
-    NVIDIA NCCL documentation, Environment Variables ("not recommended to be set in production" for
-    `NCCL_ALGO` and `NCCL_PROTO`).
     """
     # Values common to all processes: from NCCL's log, otherwise from the environment
     found: dict[str, set[str]] = defaultdict(set)
@@ -115,39 +87,12 @@ def _is_restrictive(value: str, values: tuple[str, ...]) -> bool:
 @rule(
     "NET103",
     Severity.WARNING,
+    page=PAGES["NET103"],
     costs_time=False,
     shared_ratio=Limit(0.01, "smallest share of connections inside nodes over shared memory"),
 )
 def shared_memory_inside_node(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:
-    """GPUs of one node communicate through CPU memory although the log shows a faster path.
-
-    ## Why it costs time
-    Through shared memory each byte crosses PCIe twice and CPU memory once. Peer access over NVLink,
-    or over one PCIe switch, is several times faster, and a ring is as slow as its slowest
-    connection.
-
-    ## Evidence needed
-    An NCCL log (`NCCL_DEBUG=INFO`) that names connections inside a node and shows the faster path:
-    a setting that disables or limits peer access (`NCCL_P2P_DISABLE`, `NCCL_P2P_LEVEL`), or NVLink
-    in the graph search (`NCCL_DEBUG_SUBSYS=INIT,GRAPH`). Or NCCL's own words that P2P is disabled
-    between connected GPUs, or that it could not enable it. Without any of them the rule is not
-    checked.
-
-    ## How the cost is computed
-    No cost: a log holds no times, and traces do not show which part of a collective used which
-    connection.
-
-    ## How to fix
-    Unset `NCCL_P2P_DISABLE`, raise `NCCL_P2P_LEVEL` (NVL < PIX < PXB < PHB < SYS), pass all GPUs of
-    the node into the container, disable ACS and, in virtual machines, set up peer access.
-
-    ## When it is wrong
-    Between the sockets of a PCIe machine shared memory can be faster than peer access.
-    `NCCL_P2P_LEVEL` may have been set after measuring this.
-
-    ## Sources
-    NCCL's user guide, `NCCL_P2P_DISABLE`, `NCCL_P2P_LEVEL` and "GPU-to-GPU communication".
-    """
+    """GPUs of one node communicate through CPU memory although the log shows a faster path."""
     refused = said(nccl, NcclRemark.PEER_OFF)
     if has_log(nccl) and not nccl.transports and refused:
         # From what NCCL says of GPUs, where the log names no connection
@@ -199,34 +144,9 @@ _MOST_NAMED = 3
 _MOST_HOSTS = 3
 
 
-@rule("NET105", Severity.WARNING, costs_time=False)
+@rule("NET105", Severity.WARNING, costs_time=False, page=PAGES["NET105"])
 def uneven_nccl_settings(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - one signature
-    """Ranks of one job use different versions of NCCL, or different values of one of its variables.
-
-    ## Why it costs time
-    NCCL plans for a communicator as a whole. Different settings on its ranks lead to slow
-    algorithms on all ranks, to a hang, or to wrong results. Often one node has a different image or
-    profile file.
-
-    ## Evidence needed
-    An NCCL log (`NCCL_DEBUG=INFO`, subsystems INIT and ENV) of several ranks. NCCL logs a variable
-    when it first reads it, and old versions log their version only on rank 0. A variable that is
-    set on some ranks and unset on others shows only if a whole node lacks it.
-
-    ## How the cost is computed
-    No cost: different settings may cost nothing or the whole job.
-
-    ## How to fix
-    Set the environment in one place for all ranks (the launcher, `/etc/nccl.conf` in the image),
-    and use one image.
-
-    ## When it is wrong
-    Names of cards and interfaces (`NCCL_SOCKET_IFNAME`, `NCCL_IB_HCA`) and file paths may differ
-    between nodes. The rule does not compare them.
-
-    ## Sources
-    NCCL's user guide, "Environment variables": all ranks need the same values.
-    """
+    """Ranks of one job use different versions of NCCL, or other values of one of its settings."""
     if not has_log(nccl):
         return
     differences = [*_versions(nccl), *_values(nccl), *_missing(nccl)]

@@ -12,6 +12,7 @@ from distprof.escape import fitting, shorten
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limits, advice, rule
 from distprof.sections.table import counted
 from distprof.sections.telemetry import DeviceError, TelemetryResult
+from distprof.sections.telemetry.rules import PAGES
 from distprof.sections.telemetry.rules.devices import NO_SENSORS, wrong_conditions
 from distprof.terms import Confidence, Severity
 from distprof.units import capitalized, format_bytes, name_ranks
@@ -114,39 +115,10 @@ class _XidErrors(msgspec.Struct):
     process: str = ""
 
 
-@rule("TEL103", Severity.WARNING, costs_time=False)
+@rule("TEL103", Severity.WARNING, costs_time=False, page=PAGES["TEL103"])
 def device_errors(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
     """Errors of GPUs and switches: XID errors, uncorrectable memory errors, pending or failed
     memory repairs, NVSwitch errors.
-
-    ## Why it costs time
-    Some end the job now or soon (a GPU that fell off the bus, failing memory). Some make a link or
-    a GPU slow while it recovers. Some are faults of the program. The number shows which.
-
-    ## Evidence needed
-    - XID errors from distprof's probe, a log of the kernel (`dmesg -T`) or of the fabric manager,
-      or DCGM's `DCGM_FI_DEV_XID_ERRORS`.
-    - The counter of uncorrected errors.
-    - `nvidia-smi -q` for memory repairs and for errors since the driver was loaded.
-
-    Errors that a log dates an hour or more away from the recording are left out. Errors without a
-    time are marked.
-
-    ## How the cost is computed
-    Not computed: the cost of an error depends on what it does to the job.
-
-    ## How to fix
-    The fix depends on the number. For program errors use compute-sanitizer. For GPU errors drain
-    the host, reset the GPU, and replace it if the error comes back.
-
-    ## When it is wrong
-    A kernel log without times may be from another job. XID 13, 31 and 43 are mostly program faults,
-    but a failing GPU can also cause them. XID 45 follows anything that ends a program. Memory
-    errors since the driver was loaded may be from earlier jobs.
-
-    ## Sources
-    NVIDIA, "XID Errors"; "GPU Memory Error Management"; "Fabric Manager for NVIDIA NVSwitch
-    Systems".
     """
     if telemetry.is_missing and not (telemetry.errors or telemetry.conditions):
         raise InsufficientEvidenceError(NO_SENSORS)
@@ -243,35 +215,10 @@ def _times(count: int) -> str:
 _MAX_TEXT = 160
 
 
-@rule("TEL108", Severity.ERROR, costs_time=False)
+@rule("TEL108", Severity.ERROR, costs_time=False, page=PAGES["TEL108"])
 def crashed_process(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
     """The kernel logged that a process crashed: a segmentation fault, an illegal instruction, or
     another trap.
-
-    ## Why it costs time
-    A rank that crashes ends the job: the other ranks wait for it until their watchdog ends them,
-    and all steps since the last checkpoint are lost. Its own log often ends without a message.
-
-    ## Evidence needed
-    A kernel log: `dmesg -T`, or `journalctl -k`. A process is a rank if run.json lists its process
-    id on that host. Crashes that the log dates an hour or more away from the recording are left
-    out. The rule is silent for jobs on CPUs without a kernel log.
-
-    ## How the cost is computed
-    Not computed: there is no cost per step.
-
-    ## How to fix
-    Look up the library that the kernel names: the fault happened there. Keep a core dump (`ulimit
-    -c unlimited`), or run with `python -X faulthandler`. If the same program crashes on only one
-    host, test the host's memory.
-
-    ## When it is wrong
-    The process does not belong to the job, but to another user or a service of the host. The kernel
-    names the thread that crashed: only a rank's main thread has the process id of the rank. A
-    process in a container has another id on its host.
-
-    ## Sources
-    Linux, `show_signal_msg` in `arch/x86/mm/fault.c`; Python documentation of `faulthandler`.
     """
     yield from map(_crash_draft, ended(telemetry, "crash"))
 
@@ -290,34 +237,10 @@ def _crash_draft(error: DeviceError) -> Draft:
 _CGROUP = "memory cgroup"
 
 
-@rule("TEL109", Severity.ERROR, costs_time=False)
+@rule("TEL109", Severity.ERROR, costs_time=False, page=PAGES["TEL109"])
 def host_out_of_memory(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
     """The kernel's OOM killer ended a process, because the host or the memory cgroup of the process
     (a container, a job of SLURM) had no memory left.
-
-    ## Why it costs time
-    The rank, or a worker of its data loader, ends without a message (SIGKILL). The other ranks wait
-    for it until their watchdog ends them, and all steps since the last checkpoint are lost.
-
-    ## Evidence needed
-    A kernel log: `dmesg -T`, or `journalctl -k`. A process is a rank if run.json lists its process
-    id on that host. Kills that the log dates an hour or more away from the recording are left out.
-    The rule is silent for jobs on CPUs without a kernel log.
-
-    ## How the cost is computed
-    Not computed: there is no cost per step.
-
-    ## How to fix
-    Use fewer or smaller loader workers and a smaller prefetch factor, do not gather checkpoints on
-    one rank, and free pinned memory. If a cgroup was full, request more memory (`--mem`, the limit
-    of the container).
-
-    ## When it is wrong
-    The process does not belong to the job. The OOM killer ends the largest process, which need not
-    be the one whose memory grew.
-
-    ## Sources
-    Linux, `mm/oom_kill.c`; Linux documentation of memory cgroups.
     """
     yield from map(_killed_draft, ended(telemetry, "oom"))
 

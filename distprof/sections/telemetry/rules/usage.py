@@ -17,6 +17,7 @@ from distprof.sections.telemetry import (
     RankTelemetry,
     TelemetryResult,
 )
+from distprof.sections.telemetry.rules import PAGES
 from distprof.sections.telemetry.rules.devices import NO_SENSORS, name_devices, ranks_of
 from distprof.terms import Confidence, Severity
 from distprof.units import capitalized, format_bandwidth, format_ratio, name_ranks
@@ -25,35 +26,12 @@ from distprof.units import capitalized, format_bandwidth, format_ratio, name_ran
 @rule(
     "TEL106",
     Severity.INFO,
+    page=PAGES["TEL106"],
     costs_time=False,
     waiting_ratio=Limit(0.15, "share of the energy that waiting may take"),
 )
 def energy_spent_waiting(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
-    """A large share of the job's energy is drawn while ranks wait for other ranks.
-
-    ## Why it costs time
-    Waiting is lost time, and other findings name the rank that causes it. This finding reports its
-    energy: NCCL's kernels poll while they wait, so a waiting GPU draws most of its power.
-
-    ## Evidence needed
-    Power, or the energy counter, of every rank's GPU over the analysed steps, and collectives
-    matched across ranks, so that waiting and transfer can be separated.
-
-    ## How the cost is computed
-    Only in energy: the sum over ranks of mean power times exposed waiting. Findings on stragglers,
-    pipelines and collectives carry the cost in time.
-
-    ## How to fix
-    Fix the causes of waiting, most expensive first. Until then a lower power cap on waiting ranks
-    saves energy and costs no time.
-
-    ## When it is wrong
-    Samples are too far apart to show the power of a GPU while it waits, so distprof uses its mean
-    power. A waiting GPU draws somewhat less than a computing one.
-
-    ## Sources
-    Formula sheet, "Measured from traces" (exposed wait).
-    """
+    """A large share of the job's energy is drawn while ranks wait for other ranks."""
     share = telemetry.waiting_energy_ratio
     if share is None:
         if telemetry.is_missing:
@@ -93,6 +71,7 @@ _WIDER = ("HST109", "STR110", "COM103")
 @rule(
     "TEL107",
     Severity.WARNING,
+    page=PAGES["TEL107"],
     dominates_ratio=Limit(0.05, "share of the step from which this finding comes first"),
     stretched_ratio=Limit(
         0.1, "share of the step from which kernels that run longer than usual count"
@@ -105,39 +84,7 @@ def shared_gpu(
     times: StepTimes,
     limits: Limits,
 ) -> Iterator[Draft]:
-    """Ranks that share one GPU, and GPUs on which another process also computes.
-
-    ## Why it costs time
-    Without MPS, processes take turns on a GPU: while the kernels of one run, those of the other
-    wait, although they were launched in time. The trace of each rank shows idle time without a
-    cause, and its collectives wait for ranks whose turn has not come. A process left behind by an
-    earlier job, or by another user of the machine, slows a single rank in this way, and all other
-    ranks wait for it.
-
-    ## Evidence needed
-    The UUID of each rank's GPU, or the number of processes that compute on it, from distprof's
-    probe. A container may show only its own processes.
-
-    ## How the cost is computed
-    Idle time of these ranks although kernels were launched in time, mean per step, less the median
-    of ranks that have a GPU to themselves. Kernels that are interrupted take longer: their time
-    beyond the usual duration of the same kernels in the fastest step is added, if it is at least a
-    tenth of the step.
-
-    ## How to fix
-    Give each rank its own GPU: set the device from LOCAL_RANK, and start as many ranks as there are
-    GPUs (`CUDA_VISIBLE_DEVICES`, `--gpus-per-task`). Stop leftover processes (`nvidia-smi`, `fuser
-    -v /dev/nvidia*`).
-
-    ## When it is wrong
-    Ranks share a GPU on purpose in tests. Under MPS their kernels run concurrently, which costs
-    less. Processes that the job starts for other work, such as writing checkpoints, count as other
-    processes.
-
-    ## Sources
-    NVIDIA, "Multi-Process Service" (time-slicing of contexts). NVML API reference,
-    nvmlDeviceGetComputeRunningProcesses.
-    """
+    """Ranks that share one GPU, and GPUs on which another process also computes."""
     if telemetry.is_missing:
         raise InsufficientEvidenceError(NO_SENSORS)
     step = times.mean_step()
@@ -231,6 +178,7 @@ _MAX_NAMED = 4
 @rule(
     "TEL105",
     Severity.WARNING,
+    page=PAGES["TEL105"],
     costs_time=False,
     peers_ratio=Limit(0.97, "bandwidth relative to the best GPU of the same model"),
     sheet_ratio=Limit(0.95, "bandwidth relative to the data sheet of the GPU"),
@@ -238,28 +186,6 @@ _MAX_NAMED = 4
 def inactive_nvlinks(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
     """GPUs with fewer or slower active NVLinks than other GPUs of the same model, or than the model
     has.
-
-    ## Why it costs time
-    Collectives inside a node run at the speed of the weakest GPU: one missing link of 18 costs all
-    GPUs 6 % of the bandwidth.
-
-    ## Evidence needed
-    The output of `nvidia-smi nvlink --status` from one or more hosts.
-
-    ## How the cost is computed
-    Not computed: the output shows links, not the traffic over them. If collectives are slow,
-    `below-fabric-bandwidth` and `slow-link` report the cost.
-
-    ## How to fix
-    Reset the GPUs and restart the fabric manager (`systemctl restart nvidia-fabricmanager`), look
-    for XID 74 and NVSwitch errors, and have the board checked if the link stays down.
-
-    ## When it is wrong
-    Some cloud machines, and PCIe cards, have fewer links than the same chip elsewhere. All their
-    GPUs then have equal links, and only SXM models are compared with their data sheet.
-
-    ## Sources
-    NVIDIA, `nvidia-smi nvlink` manual; formula sheet, "Hardware" (bandwidth by kind).
     """
     if not telemetry.nvlinks:
         if telemetry.is_missing:
@@ -311,33 +237,10 @@ def _which(links: DeviceNvlink) -> str:
 NO_LINKS = "no PCIe links of working GPUs were read: pass the output of nvidia-smi -q with --with"
 
 
-@rule("TEL110", Severity.WARNING, costs_time=False)
+@rule("TEL110", Severity.WARNING, costs_time=False, page=PAGES["TEL110"])
 def reduced_pcie_link(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
     """GPUs whose PCIe link has fewer lanes, or an older generation, than the GPU and its host
     allow.
-
-    ## Why it costs time
-    Copies between CPU and GPU, and traffic to network cards and to GPUs without NVLink, run over
-    this link. Half the lanes give half the bandwidth, and every other rank waits for this one.
-
-    ## Evidence needed
-    The output of `nvidia-smi -q` or `nvidia-smi -q -x`, or of `nvidia-smi --query-gpu` with
-    `pcie.link.gen.current`, `pcie.link.gen.max`, `pcie.link.width.current`, `pcie.link.width.max`
-    and `pstate`, taken while the GPUs work.
-
-    ## How the cost is computed
-    Not computed: the output shows the link, not the traffic over it.
-
-    ## How to fix
-    Reseat the GPU, its riser and its cables, and look for PCIe errors in the kernel log of its
-    host. Then look at the slot's settings in the firmware of the host (generation, bifurcation).
-
-    ## When it is wrong
-    A slot may be wired with fewer lanes than the GPU has. GPUs slow the link down to save power
-    when they are idle: distprof judges only those in performance states P0 to P2.
-
-    ## Sources
-    NVIDIA, `nvidia-smi` manual, "GPU Link Info".
     """
     judged = [one for one in telemetry.conditions if one.is_in_use and one.pcie_width is not None]
     if not judged:
