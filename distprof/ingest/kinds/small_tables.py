@@ -33,10 +33,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby, zip_longest
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from distprof.bounds import Bound, patterns_beside
@@ -56,9 +57,6 @@ from distprof.run.evidence import (
 COUNTS_BOUND = Bound(
     reads="tokens per expert", num_bytes=64_000_000, rows=8_000_000, depth=1_000, beyond="refused"
 )
-MAX_COUNT = 1 << 53
-MAX_PARTS = 1_000
-MAX_LAYERS = 10_000
 _COUNTS_BYTES = 1 << 13
 _BEGINS_WITH_COUNTS = re.compile(rb"\s*\[\s*\[\s*\d")
 _HAS_COUNTS = re.compile(rb'"(?:domains"\s*:\s*\{[^{}\[\]]*\[\s*\[|layers"\s*:\s*\[\s*\[)\s*\d')
@@ -78,86 +76,50 @@ def fits_expert_counts(source: str) -> bool:
     return bool(_BEGINS_WITH_COUNTS.match(start) or _HAS_COUNTS.search(start))
 
 
+_MAX_LAYERS = 10_000
+_Layer = Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 53)]], Meta(min_length=1)]
+_Layers = Annotated[list[_Layer], Meta(min_length=1, max_length=_MAX_LAYERS)]
+
+
+class _Counts(msgspec.Struct):
+    """The document; its layers are names if there are domains."""
+
+    domains: Annotated[dict[str, _Layers], Meta(min_length=1, max_length=1_000)] | None = None
+    layers: (
+        Annotated[list[int | str | _Layer], Meta(min_length=1, max_length=_MAX_LAYERS)] | None
+    ) = None
+    num_experts: int | None = None
+    top_k: Annotated[int, Meta(gt=0, lt=1 << 53)] | None = None
+    model: Any = None
+
+
 def read_expert_counts(source: str) -> ExpertCounts:
     """Read counts of tokens per expert."""
-    document = decoded(source, COUNTS_BOUND, object, _refuse_counts)
-    if isinstance(document, list):
-        document = {"layers": document}
-    if not isinstance(document, dict):
-        _refuse_counts(source, f"{_kind(document)} at the top")
-    if "domains" in document:
-        parts = _domains(source, document["domains"])
-        number = len(next(iter(parts.values())))
-        names = document.get("layers", list(range(number)))
-        if not isinstance(names, list) or not all(type(name) in (int, str) for name in names):
-            _refuse_counts(
-                source, f"{_kind(names)} under layers, which names the layers of each domain"
-            )
-        if len(names) != number or len(set(names)) != number:
-            _refuse_counts(
-                source, f"{len(set(names))} different names under layers for {number} layers"
-            )
-        layers = tuple(map(str, names))
-    else:
-        parts = {"": _table(source, "layers", document.get("layers"))}
-        layers = tuple(str(index) for index in range(len(parts[""])))
-    declared, num_experts = document.get("num_experts"), next(iter(parts.values())).shape[1]
-    if declared is not None and declared != num_experts:
-        _refuse_counts(
-            source, f"{num_experts} counts per layer, but num_experts is {_kind(declared)}"
-        )
-    top_k = document.get("top_k")
-    if top_k is not None and (type(top_k) is not int or not 0 < top_k < MAX_COUNT):
-        _refuse_counts(source, f"{_kind(top_k)} under top_k")
+    read: Any = decoded(source, COUNTS_BOUND, _Counts | _Layers, _refuse_counts)  # type: ignore[arg-type]
+    document = read if isinstance(read, _Counts) else _Counts(layers=read)
+    parts: dict[str, Any] = document.domains or {"": document.layers or []}
+    first = next(iter(parts.values()))
+    num_experts = len(first[0]) if first and isinstance(first[0], list) else 0
+    for name, layers in parts.items():
+        where = f"domains.{name}" if name else "layers"
+        if len(layers) != len(first) or not layers:
+            _refuse_counts(source, f"{len(layers) or 'no'} layers under {where}")
+        for index, row in enumerate(layers):
+            if not isinstance(row, list) or len(row) != num_experts:
+                _refuse_counts(source, f"not {num_experts} counts under {where}[{index}]")
+    names = document.layers if document.domains and document.layers else range(len(first))
+    if len({*map(str, names)}) != len(first):
+        _refuse_counts(source, f"{len({*map(str, names)})} different names under layers")
+    if document.num_experts not in (None, num_experts):
+        found = f"{num_experts} counts per layer, but num_experts is {document.num_experts}"
+        _refuse_counts(source, found)
     return ExpertCounts(
-        tokens=parts,
-        layers=layers,
-        top_k=top_k,
-        model=document["model"] if isinstance(document.get("model"), str) else "",
+        tokens={name: np.array(layers, dtype=np.int64) for name, layers in parts.items()},
+        layers=tuple(map(str, names)),
+        top_k=document.top_k,
+        model=document.model if isinstance(document.model, str) else "",
         notes=("Tokens per expert are counts from a file; nothing was timed.",),
     )
-
-
-def _domains(source: str, domains: Any) -> dict[str, NDArray[np.int64]]:
-    if not isinstance(domains, dict) or not domains:
-        _refuse_counts(source, f"{_kind(domains)} under domains")
-    if len(domains) > MAX_PARTS:
-        _refuse_counts(source, f"{len(domains):,} domains, more than {MAX_PARTS:,}")
-    parts = {name: _table(source, f"domains.{name}", rows) for name, rows in domains.items()}
-    shapes = {name: "{} layers of {} experts".format(*table.shape) for name, table in parts.items()}
-    first = next(iter(shapes))
-    for name, shape in shapes.items():
-        if shape != shapes[first]:
-            _refuse_counts(source, f"{shape} in domains.{name}, {shapes[first]} in domains.{first}")
-    return parts
-
-
-def _table(source: str, key: str, rows: Any) -> NDArray[np.int64]:
-    if not isinstance(rows, list) or not rows:
-        _refuse_counts(source, f"{_kind(rows)} under {key}")
-    if len(rows) > MAX_LAYERS:
-        _refuse_counts(source, f"{len(rows):,} layers under {key}, more than {MAX_LAYERS:,}")
-    for index, row in enumerate(rows):
-        where = f"{key}[{index}]"
-        if not isinstance(row, list) or not row:
-            _refuse_counts(source, f"{_kind(row)} under {where}")
-        if len(row) != len(rows[0]):
-            _refuse_counts(
-                source, f"{len(row)} counts under {where}, {len(rows[0])} in the first layer"
-            )
-        for column, count in enumerate(row):
-            if type(count) is not int or not 0 <= count < MAX_COUNT:
-                _refuse_counts(source, f"{_kind(count)} under {where}[{column}]")
-    return np.array(rows, dtype=np.int64)
-
-
-def _kind(value: Any) -> str:
-    if value is None:
-        return "nothing"
-    if isinstance(value, bool | int | float | str):
-        return f"{str(value)[:40]!r}" if isinstance(value, str) else f"{value}"
-    words = "a list" if isinstance(value, list) else "a mapping"
-    return words if value else f"an empty {words[2:]}"
 
 
 EXPERT_COUNTS = Source(
