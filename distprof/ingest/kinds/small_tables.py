@@ -43,8 +43,8 @@ from numpy.typing import NDArray
 from distprof.bounds import Bound, patterns_beside
 from distprof.ingest.communication import collective_kind
 from distprof.ingest.files import beginning, decoded, refusing, whole
-from distprof.ingest.kinds import Source
-from distprof.ingest.kinds.logs import fits_job_output, fits_nccl_log, fits_training_log
+from distprof.ingest.kinds import Source, known_sources
+from distprof.ingest.kinds.logs import TRAINING_LOG, fits_training_log
 from distprof.ingest.metadata import parse_ranks
 from distprof.run.evidence import (
     CollectiveSummary,
@@ -860,12 +860,13 @@ SCALING = Source(
 
 
 def fits_compared(source: str) -> bool:
-    """Whether a small text compares speeds; next to a log, sentences must say of what."""
+    """Whether a small text of no other kind compares speeds, or sentences next to a log do."""
     table = _compared(_text(source))
-    if table is None or any(f(source) for f in (fits_scaling, fits_job_output, fits_nccl_log)):
+    fitting = (one for one in known_sources() if one is not COMPARED and one.fits(source))
+    if table is None or any(kind is not TRAINING_LOG for kind in fitting):
         return False
     are_told = all(map(_PATTERNS["preposition"].match, table.names))
-    return are_told or not fits_training_log(source)
+    return are_told or not TRAINING_LOG.fits(source)
 
 
 COMPARED = Source(
