@@ -30,20 +30,21 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby, zip_longest
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, groupby, zip_longest
 from statistics import median
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from distprof.bounds import Bound, patterns_beside
 from distprof.ingest.communication import collective_kind
 from distprof.ingest.files import beginning, decoded, refusing, whole
-from distprof.ingest.kinds import Source
-from distprof.ingest.kinds.logs import TRAINING_LOG
+from distprof.ingest.kinds import Source, known_sources
+from distprof.ingest.kinds.logs import TRAINING_LOG, fits_training_log
 from distprof.ingest.metadata import parse_ranks
 from distprof.run.evidence import (
     CollectiveSummary,
@@ -56,9 +57,6 @@ from distprof.run.evidence import (
 COUNTS_BOUND = Bound(
     reads="tokens per expert", num_bytes=64_000_000, rows=8_000_000, depth=1_000, beyond="refused"
 )
-MAX_COUNT = 1 << 53
-MAX_PARTS = 1_000
-MAX_LAYERS = 10_000
 _COUNTS_BYTES = 1 << 13
 _BEGINS_WITH_COUNTS = re.compile(rb"\s*\[\s*\[\s*\d")
 _HAS_COUNTS = re.compile(rb'"(?:domains"\s*:\s*\{[^{}\[\]]*\[\s*\[|layers"\s*:\s*\[\s*\[)\s*\d')
@@ -78,86 +76,50 @@ def fits_expert_counts(source: str) -> bool:
     return bool(_BEGINS_WITH_COUNTS.match(start) or _HAS_COUNTS.search(start))
 
 
+_MAX_LAYERS = 10_000
+_Layer = Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 53)]], Meta(min_length=1)]
+_Layers = Annotated[list[_Layer], Meta(min_length=1, max_length=_MAX_LAYERS)]
+
+
+class _Counts(msgspec.Struct):
+    """The document; its layers are names if there are domains."""
+
+    domains: Annotated[dict[str, _Layers], Meta(min_length=1, max_length=1_000)] | None = None
+    layers: (
+        Annotated[list[int | str | _Layer], Meta(min_length=1, max_length=_MAX_LAYERS)] | None
+    ) = None
+    num_experts: int | None = None
+    top_k: Annotated[int, Meta(gt=0, lt=1 << 53)] | None = None
+    model: Any = None
+
+
 def read_expert_counts(source: str) -> ExpertCounts:
     """Read counts of tokens per expert."""
-    document = decoded(source, COUNTS_BOUND, object, _refuse_counts)
-    if isinstance(document, list):
-        document = {"layers": document}
-    if not isinstance(document, dict):
-        _refuse_counts(source, f"{_kind(document)} at the top")
-    if "domains" in document:
-        parts = _domains(source, document["domains"])
-        number = len(next(iter(parts.values())))
-        names = document.get("layers", list(range(number)))
-        if not isinstance(names, list) or not all(type(name) in (int, str) for name in names):
-            _refuse_counts(
-                source, f"{_kind(names)} under layers, which names the layers of each domain"
-            )
-        if len(names) != number or len(set(names)) != number:
-            _refuse_counts(
-                source, f"{len(set(names))} different names under layers for {number} layers"
-            )
-        layers = tuple(map(str, names))
-    else:
-        parts = {"": _table(source, "layers", document.get("layers"))}
-        layers = tuple(str(index) for index in range(len(parts[""])))
-    declared, num_experts = document.get("num_experts"), next(iter(parts.values())).shape[1]
-    if declared is not None and declared != num_experts:
-        _refuse_counts(
-            source, f"{num_experts} counts per layer, but num_experts is {_kind(declared)}"
-        )
-    top_k = document.get("top_k")
-    if top_k is not None and (type(top_k) is not int or not 0 < top_k < MAX_COUNT):
-        _refuse_counts(source, f"{_kind(top_k)} under top_k")
+    read: Any = decoded(source, COUNTS_BOUND, _Counts | _Layers, _refuse_counts)  # type: ignore[arg-type]
+    document = read if isinstance(read, _Counts) else _Counts(layers=read)
+    parts: dict[str, Any] = document.domains or {"": document.layers or []}
+    first = next(iter(parts.values()))
+    num_experts = len(first[0]) if first and isinstance(first[0], list) else 0
+    for name, layers in parts.items():
+        where = f"domains.{name}" if name else "layers"
+        if len(layers) != len(first) or not layers:
+            _refuse_counts(source, f"{len(layers) or 'no'} layers under {where}")
+        for index, row in enumerate(layers):
+            if not isinstance(row, list) or len(row) != num_experts:
+                _refuse_counts(source, f"not {num_experts} counts under {where}[{index}]")
+    names = document.layers if document.domains and document.layers else range(len(first))
+    if len({*map(str, names)}) != len(first):
+        _refuse_counts(source, f"{len({*map(str, names)})} different names under layers")
+    if document.num_experts not in (None, num_experts):
+        found = f"{num_experts} counts per layer, but num_experts is {document.num_experts}"
+        _refuse_counts(source, found)
     return ExpertCounts(
-        tokens=parts,
-        layers=layers,
-        top_k=top_k,
-        model=document["model"] if isinstance(document.get("model"), str) else "",
+        tokens={name: np.array(layers, dtype=np.int64) for name, layers in parts.items()},
+        layers=tuple(map(str, names)),
+        top_k=document.top_k,
+        model=document.model if isinstance(document.model, str) else "",
         notes=("Tokens per expert are counts from a file; nothing was timed.",),
     )
-
-
-def _domains(source: str, domains: Any) -> dict[str, NDArray[np.int64]]:
-    if not isinstance(domains, dict) or not domains:
-        _refuse_counts(source, f"{_kind(domains)} under domains")
-    if len(domains) > MAX_PARTS:
-        _refuse_counts(source, f"{len(domains):,} domains, more than {MAX_PARTS:,}")
-    parts = {name: _table(source, f"domains.{name}", rows) for name, rows in domains.items()}
-    shapes = {name: "{} layers of {} experts".format(*table.shape) for name, table in parts.items()}
-    first = next(iter(shapes))
-    for name, shape in shapes.items():
-        if shape != shapes[first]:
-            _refuse_counts(source, f"{shape} in domains.{name}, {shapes[first]} in domains.{first}")
-    return parts
-
-
-def _table(source: str, key: str, rows: Any) -> NDArray[np.int64]:
-    if not isinstance(rows, list) or not rows:
-        _refuse_counts(source, f"{_kind(rows)} under {key}")
-    if len(rows) > MAX_LAYERS:
-        _refuse_counts(source, f"{len(rows):,} layers under {key}, more than {MAX_LAYERS:,}")
-    for index, row in enumerate(rows):
-        where = f"{key}[{index}]"
-        if not isinstance(row, list) or not row:
-            _refuse_counts(source, f"{_kind(row)} under {where}")
-        if len(row) != len(rows[0]):
-            _refuse_counts(
-                source, f"{len(row)} counts under {where}, {len(rows[0])} in the first layer"
-            )
-        for column, count in enumerate(row):
-            if type(count) is not int or not 0 <= count < MAX_COUNT:
-                _refuse_counts(source, f"{_kind(count)} under {where}[{column}]")
-    return np.array(rows, dtype=np.int64)
-
-
-def _kind(value: Any) -> str:
-    if value is None:
-        return "nothing"
-    if isinstance(value, bool | int | float | str):
-        return f"{str(value)[:40]!r}" if isinstance(value, str) else f"{value}"
-    words = "a list" if isinstance(value, list) else "a mapping"
-    return words if value else f"an empty {words[2:]}"
 
 
 EXPERT_COUNTS = Source(
@@ -422,7 +384,13 @@ _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 _TIMES = {"half": 0.5, "twice": 2, "double": 2, "two": 2, "three": 3, "triple": 3, "four": 4}
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0,
             "秒": 1.0, "分": 60.0, "小": 3600.0, "天": 86400.0}  # fmt: skip
+_MOST_WORDS = 6  # Of a name in a sentence
+_NEAR = 40  # Characters before a speed that may name a part of an iteration
+_FEWEST_REPORTS = 3  # of a log that says more than words next to it
+_SAME_SPEED = 0.95  # Share of a speed from which another is the same
 _FEWEST_RANKS, _SAME, _MOST_EFFICIENT = 3, 0.01, 1.2
+_MARKUP = {*"|[]{}<>="}  # Characters of what programs print
+_MARKS = " \t*#>`:|-–—~≈=()[]\"'“”"
 _LABEL, _MOST_ROWS = 60, 200  # Characters of a name, and rows of a table of ways.
 _PATTERNS = patterns_beside(__package__, "scaling.toml", WORD="|".join(_WORDS))
 _BETWEEN = {r"\s*\|\s*": 2, r"\s*\t\s*": 2, r"\s{2,}": 3, r"\s{2,}|\s*[,;]\s*": 1}
@@ -438,6 +406,7 @@ class _Value(msgspec.Struct, frozen=True):
     kind: str  # "rate", "each", "iterations" or "time".
     per_s: float
     at: int  # Its place in the line.
+    end: int = 0  # Where it ends.
 
 
 def _values(line: str) -> Iterator[_Value]:
@@ -450,11 +419,13 @@ def _values(line: str) -> Iterator[_Value]:
         )
         if seconds and not _PATTERNS["so_far"].search(line, 0, found.start()):
             kind = "iterations" if found["each"] or is_of_step else "time"
-            yield _Value(kind, 1 / seconds, found.start())
+            yield _Value(kind, int(found["steps"] or 1) / seconds, found.start(), found.end())
+        if found["bare"]:
+            yield _Value("iterations", 1 / float(found["bare"]), found.start(), found.end())
         kind = _kind_of_rate(found["unit"] or found["unit_before"] or "")
         for text in filter(None, (found["rate"], found["was"], found["after"])):
             if value := _typed(text):
-                yield _Value(kind, value, found.start())
+                yield _Value(kind, value, found.start(), found.end())
 
 
 def _clock(found: re.Match[str]) -> str:
@@ -479,7 +450,7 @@ def _counts(line: str) -> list[tuple[int, str, int]]:
     for match in _PATTERNS["count"].finditer(line):
         word = (match["word"] or "").lower()
         listed = match["list"].count(",") + 1 if match["list"] else 0
-        named = _WORDS.index(word) if word in _WORDS else 1
+        named = _WORDS.index(word) if word in _WORDS else 1 + (word == "both")
         number = next(
             (match[g] for g in ("n", "set", "flag", "n_cjk", "n_model") if match[g]), None
         )
@@ -666,16 +637,27 @@ def _related(line: str) -> dict[tuple[str, int], float]:
     return {(other[1], other[0]): 1.0, (one[1], one[0]): value} if value > 0 else {}
 
 
-def _scaling(text: str) -> ScalingTable | None:
-    """Throughput by the number of GPUs or nodes; None if the numbers are not in order."""
-    text = _PATTERNS["prefix"].sub("", text.replace("*", ""))
+def _lines(text: str) -> list[str]:
+    """Sentences and lines, with numbers that can be read."""
+    text = _PATTERNS["prefix"].sub("", re.sub("[*`]", "", text))
     many = {one[:2] for one in _counts(text) if one[0] > 1}
     known = {of: f"{count} " for count, of in many if sum(of == other for _, other in many) == 1}
     text = _PATTERNS["multi"].sub(lambda found: known.get(_of(found[1]), found[0]), text)
     text = _PATTERNS["alike"].sub(r"\1 \2", text)
     text = _PATTERNS["thousands"].sub(lambda found: f"{float(found[1]) * 1e3:.0f}", text)
     text = _PATTERNS["clock"].sub(lambda found: f" {_clock(found)}", text)
-    lines = [line[:1_000] for line in _PATTERNS["sentence"].split(text)]
+    text = _PATTERNS["spelled"].sub(_in_digits, text)
+    return [line[:1_000] for line in _PATTERNS["sentence"].split(text)]
+
+
+def _in_digits(found: re.Match[str]) -> str:
+    word = found[0].lower()
+    return str(_WORDS.index(word)) if word in _WORDS else "0.5" if "half" in word else "1"
+
+
+def _scaling(text: str) -> ScalingTable | None:
+    """Throughput by the number of GPUs or nodes; None if the numbers are not in order."""
+    lines = _lines(text)
     table, kind, of = _table_pairs(lines)
     if of == "ways":
         return _by_name(table, "ways")
@@ -723,25 +705,148 @@ def _scaling(text: str) -> ScalingTable | None:
     )
 
 
+def _name(clauses: Iterable[str]) -> str:
+    """What a speed is that of, by the first of clauses that says it; empty if none does."""
+    for clause in clauses:
+        for told in reversed(_PATTERNS["preposition"].split(clause)):
+            words = _PATTERNS["filler"].sub("", told).strip(_MARKS).split()
+            if words:
+                return " ".join(words[-_MOST_WORDS:])[-_LABEL:]
+    return ""
+
+
+def _name_before(text: str) -> str:
+    return _name(reversed(_PATTERNS["clause"].split(text)))
+
+
+class _Said(NamedTuple):
+    """A speed, and what a text says of it."""
+
+    name: str  # What it is that of, by the words around it.
+    title: str  # The same by a line above.
+    before: str  # Words before it.
+    kind: str
+    per_s: float
+    is_contrasted: bool = False  # Whether words say that it is another one.
+
+    @property
+    def names_a_run(self) -> bool:
+        """Whether the words are a name: a list has those, and where, with what, a number."""
+        has_letters = any(map(str.isalpha, self.name)) and not _MARKUP & {*self.name}
+        if not has_letters or _PATTERNS["of_steps"].match(self.name):
+            return False
+        looks_like_one = self.is_contrasted or _PATTERNS["name"].search(self.name)
+        return bool(looks_like_one or _PATTERNS["listed"].search(self.before))
+
+    @property
+    def is_of_a_part(self) -> bool:
+        """Whether it is the speed of a part of an iteration, or not of training."""
+        for text in (self.name, self.before[-_NEAR:]):
+            part = _PATTERNS["part"].search(text)
+            if part and not _PATTERNS["of_runs"].search(text, 0, part.start()):
+                return True
+        return False
+
+
+def _said(lines: Sequence[str]) -> Iterator[_Said]:
+    """Speeds and what the text says of them.
+
+    Lines that differ only in their numbers are steps of one run, unless each has a name: their
+    median counts.
+    """
+    title = ""
+    blocks = groupby(filter(str.strip, lines), lambda line: re.sub(r"\d[\d.,:]*", "#", line))
+    for _, block in blocks:
+        alike = [*block]
+        said = [[*_said_in(line, title)] for line in alike]
+        if not said[0]:
+            title = alike[0] if _PATTERNS["title"].fullmatch(alike[0]) else title
+        elif len(alike) < _FEWEST_REPORTS or all(one.names_a_run for some in said for one in some):
+            yield from chain(*said)
+        else:
+            usual = median(some[0].per_s for some in said if some)
+            yield said[0][0]._replace(name="", before="", per_s=usual)
+
+
+def _said_in(line: str, title: str) -> Iterator[_Said]:
+    """Speeds in a line or sentence below a title."""
+    values = [value for value in _values(line) if value.per_s]
+    ends = [0, *(value.end for value in values)]
+    starts = [*(value.at for value in values), len(line)]
+    texts = [line[end:start] for end, start in zip(ends, starts, strict=True)]
+    parts = [_PATTERNS["break"].split(some) for some in texts]
+    before = [_name_before(some) for some in (texts[0], *(some[-1] for some in parts[1:-1]))]
+    after = [_name(_PATTERNS["clause"].split(some[0])) for some in parts[1:]]
+    names = next((some for some in (before, after) if all(some)), [""] * len(values))
+    is_contrasted = bool(_PATTERNS["contrast"].search(" ".join(texts[:-1])))
+    for name, text, value in zip(names, texts, values, strict=False):
+        above = _name_before(title)
+        yield _Said(name, above, text, value.kind, value.per_s, is_contrasted)
+
+
+def _compared(text: str) -> ScalingTable | None:
+    """Speeds of several ways or moments that a short text compares."""
+    found = [*_said(_lines(text))] if len(text) <= _SHORT else []
+    for kind in ("iterations", "rate", "each", "time"):
+        said = [one for one in found if one.kind == kind]
+        if len(said) > 1 and not any(one.is_of_a_part for one in said):
+            table = _moments(said) or _ways(said)
+            if table is not None:
+                return table
+    return None
+
+
+def _moments(said: Sequence[_Said]) -> ScalingTable | None:
+    """A speed at first, and lower ones later."""
+    is_early = (_PATTERNS["early"].search(f"{one.name} {one.before}") for one in said)
+    first = next((i for i, early in enumerate(is_early) if early), len(said))
+    rates = tuple(one.per_s for one in said[first:])
+    others = said[first + 1 :]
+    is_late = any(_PATTERNS["late"].search(one.before) or one.is_contrasted for one in others)
+    is_moved = any(_PATTERNS["moved"].search(one.before) for one in said)
+    if not is_late or is_moved or rates[-1] > _SAME_SPEED * rates[0]:
+        return None
+    is_time = said[0].kind in ("iterations", "time")
+    speeds = tuple(f"{1 / rate:.4g} s" if is_time else f"{rate:.4g}/s" for rate in rates)
+    return ScalingTable(counts=(1,) * len(rates), rates=rates, of="moments", names=speeds)
+
+
+def _ways(said: Sequence[_Said]) -> ScalingTable | None:
+    """Speeds by the names of runs, or by the titles above them."""
+    named = {one.name: one.per_s for one in reversed(said) if one.names_a_run}
+    below = {one.title: one.per_s for one in reversed(said) if one.title}
+    runs = {name: rate for name, rate in named.items() if _PATTERNS["of_runs"].match(name)}
+    chosen = next((some for some in (runs, named, below) if len(some) > 1), {})
+    slowest, fastest = min(chosen.values(), default=1), max(chosen.values(), default=1)
+    differs = slowest < _SAME_SPEED * fastest
+    return _by_name(chosen, "ways") if chosen and (differs or chosen is below) else None
+
+
 def fits_scaling(source: str) -> bool:
     """Whether a small text lists throughput by the number of GPUs; never raises.
 
     Logs of several jobs count, each below a heading with its number of GPUs.
     """
-    start = beginning(source, SCALING_BOUND.num_bytes)
-    if b"\0" in start or len(start) == SCALING_BOUND.num_bytes:
-        return False
-    text = start.decode("utf-8", "replace")
+    text = _text(source)
     headings = (line for line in text.splitlines() if _PATTERNS["heading"].fullmatch(line))
     counts = {count[:2] for heading in headings for count in _counts(heading)}
-    return _scaling(text) is not None and (len(counts) > 1 or not TRAINING_LOG.fits(source))
+    table = _scaling(text)
+    least = 1 if table and table.names else _FEWEST_REPORTS
+    return table is not None and (len(counts) > 1 or not fits_training_log(source, least=least))
+
+
+def _text(source: str) -> str:
+    """A small text; empty for anything else."""
+    start = beginning(source, SCALING_BOUND.num_bytes)
+    is_text = b"\0" not in start and len(start) < SCALING_BOUND.num_bytes
+    return start.decode("utf-8", "replace") if is_text else ""
 
 
 def read_scaling(source: str) -> ScalingTable:
-    """Read throughput by the number of GPUs."""
+    """Read throughput by the number of GPUs, or of what a text compares."""
     data = whole(source, SCALING_BOUND.num_bytes, _refuse_scaling)
-    table = _scaling(data.decode("utf-8", "replace"))
-    return table or _refuse_scaling(source, "fewer than two")
+    text = data.decode("utf-8", "replace")
+    return _scaling(text) or _compared(text) or _refuse_scaling(source, "fewer than two")
 
 
 SCALING = Source(
@@ -753,4 +858,25 @@ SCALING = Source(
     read=read_scaling,
 )
 
-SOURCES = (EXPERT_COUNTS, INPUT_READINESS, COLLECTIVE_SUMMARY, SCALING)
+
+def fits_compared(source: str) -> bool:
+    """Whether a small text of no other kind compares speeds, or sentences next to a log do."""
+    table = _compared(_text(source))
+    fitting = (one for one in known_sources() if one is not COMPARED and one.fits(source))
+    if table is None or any(kind is not TRAINING_LOG for kind in fitting):
+        return False
+    are_told = all(map(_PATTERNS["preposition"].match, table.names))
+    return are_told or not TRAINING_LOG.fits(source)
+
+
+COMPARED = Source(
+    bound=SCALING_BOUND,
+    place=200,
+    origin="speeds that a text compares",
+    name="speeds that a text compares",
+    fits=fits_compared,
+    read=read_scaling,
+    is_in_others=True,
+)
+
+SOURCES = (EXPERT_COUNTS, INPUT_READINESS, COLLECTIVE_SUMMARY, SCALING, COMPARED)

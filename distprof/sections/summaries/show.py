@@ -153,6 +153,8 @@ READY_RATIO = 0.9
 _SCALES = 0.8
 _STRAGGLES = 1.05
 _IN_A_NODE = 8  # More GPUs are usually in several nodes
+_MOST_MOMENTS = 4
+_SAME_SPEED = 0.95
 _SAME = 0.97  # Throughput below this share of another is lower
 MIN_WORK_RATIO = 0.3
 MIN_KNOWN_RATIO = 0.25
@@ -177,7 +179,7 @@ def summaries_verdict(report: Report) -> VerdictText:
     lines = [
         *_collectives(report.collective_summary),
         *_input(report.input_readiness),
-        *_scaling(report.scaling_table),
+        *scaling_lines(report.scaling_table),
         *_operators(report.operator_table),
     ]
     return lines[0], tuple(lines[1:])
@@ -288,7 +290,8 @@ def _input(result: InputReadinessResult) -> list[str]:
     return [f"{text}; which rank it is keeps changing."]
 
 
-def _scaling(result: ScalingTableResult) -> list[str]:
+def scaling_lines(result: ScalingTableResult) -> list[str]:
+    """What speeds of several numbers of GPUs, ways or moments say; empty without any."""
     if not result.counts:
         return []
     counts, rates, ratios, of = result.counts, result.rates, result.efficiency_ratio, result.of
@@ -303,17 +306,28 @@ def _scaling(result: ScalingTableResult) -> list[str]:
             f"{capitalized(result.names[0])} is the slowest of {len(rates)} ranks: {times}.",
             "Compare its GPU (clocks, other processes), its input and its batch with the others.",
         ]
+    if of == "moments":
+        share, each = (
+            format_ratio(rates[-1] / rates[0]),
+            ", then ".join(result.names[:_MOST_MOMENTS]),
+        )
+        text = f"Training gets slower: its speed falls to {share} of that at first ({each})."
+        return [text, _TABLE["slower"]]
+    if result.names and rates[0] > _SAME_SPEED * rates[-1]:
+        text = f"The speeds of {len(rates)} ways differ little"
+        return [
+            f"{text}: {result.names[0]} has {format_ratio(rates[0] / rates[-1])} of the fastest."
+        ]
     if result.names:
         *others, fastest = result.names
         shares = [
             f"{name} {format_ratio(rate / rates[-1])}"
             for name, rate in zip(others, rates[:-1], strict=True)
         ]
-        line = (
-            f"{fastest} is the fastest of {len(rates)} ways: {', '.join(shares)} of its throughput"
-        )
+        text = f"{capitalized(fastest)} is the fastest of {len(rates)} ways"
+        line = f"{text}: {', '.join(shares)} of its throughput"
         known = (way["text"] for way in _TABLE["way"] if re.search(way["name"], " ".join(others)))
-        return [f"{line}.", *known]
+        return [f"{line}.", *known, _TABLE["compare"]]
     first, last, best = counts[0], counts[-1], counts[rates.index(max(rates))]
     text = f"Scaling is {format_ratio(ratios[-1])} efficient from {first:,} to {last:,} {of}"
     at = next((i for i, ratio in enumerate(ratios) if ratio < _SCALES), 0)

@@ -13,6 +13,7 @@ from distprof.ingest.training_logs.grammar import AGAIN, OF_THE_JOB, RUN
 from distprof.sections.base import VerdictText
 from distprof.sections.nccl.show import jobs_fact, nccl_verdict
 from distprof.sections.parts import is_recorded
+from distprof.sections.summaries.show import scaling_lines
 from distprof.sections.table import Bar, Column, TableView, counted, facts_table, rows_table
 from distprof.sections.training_log import TrainingLogResult, TrainingTimer
 from distprof.units import capitalized, format_duration, format_ratio
@@ -66,8 +67,12 @@ def training_verdict(report: Report) -> VerdictText:
         *(note for note in log.unavailable if note.startswith(_DOUBTS)),
     )
     reasons = tuple(sentence for sentence in why if sentence and sentence not in line)
-    of_runs = next((note for note in log.unavailable if note.startswith((RUN, AGAIN))), "")
-    lead = (line, of_runs) if _shares(log) else (of_runs, line)  # what takes most comes first
+    compared = scaling_lines(report.scaling_table)
+    of_log = next((note for note in log.unavailable if note.startswith((RUN, AGAIN))), "")
+    of_runs = compared[0] if compared else of_log
+    has_phases = bool(_shares(log)) and not compared
+    lead = (line, of_runs) if has_phases else (of_runs, line)  # what takes most comes first
+    reasons += tuple(compared[1:])
     return (lead[0], (lead[1], *reasons)) if of_runs else (line, reasons)
 
 
