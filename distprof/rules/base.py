@@ -153,7 +153,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     # full stop. With names of any length, choose a wording by :func:`~distprof.escape.fitting`.
     headline: str
     message: str  # The evidence for it: further numbers with units, one or two sentences.
-    fix: str  # How to fix it, one or two sentences.
+    fix: str = ""  # How to fix it, one or two sentences; by default what ``advice.toml`` says.
     # Step time that could be recovered, an upper bound; None when unknown, and always None for a
     # rule with ``costs_time=False``.
     cost_ns_per_step: int | None = None

@@ -20,6 +20,7 @@ from distprof.rules.base import (
     Limits,
     NotChecked,
     Rule,
+    advice,
 )
 from distprof.terms import Severity
 from distprof.units import format_duration
@@ -302,7 +303,7 @@ def _finding(judged: Judged, site: str, *, has_steps: bool) -> Finding:
         steps=draft.steps,
         cost_ns_per_step=draft.cost_ns_per_step if has_cost else None,
         evidence=draft.evidence,
-        fix=draft.fix,
+        fix=draft.fix or advice(rule.name),
         docs=rule.docs,
         docs_url=rule.docs_url(site),
         recoverable_ns=judged.recoverable_ns,

@@ -13,6 +13,14 @@ from distprof.rules import all_rules
 from distprof.rules.base import advice
 
 ROOT = Path(__file__).parents[2]
+FILES = [
+    *sorted(
+        path
+        for top in ("sections", "verbs")
+        for path in (ROOT / "distprof" / top).rglob("rules*/*.py")
+    ),
+    *sorted((ROOT / "distprof").rglob("rules.py")),
+]
 TABLE = tomllib.loads((ROOT / "distprof/rules/advice.toml").read_text("utf-8"))
 ENTRIES = {
     (problem, case): text
@@ -29,9 +37,7 @@ def strings_in(node: ast.AST) -> set[str]:
 def calls() -> list[tuple[str, set[str], set[str]]]:
     """Of each call: the problem, the cases that it may name, and the names of its parts."""
     found = []
-    for path in sorted((ROOT / "distprof").rglob("rules*/*.py")) + sorted(
-        (ROOT / "distprof").rglob("rules.py")
-    ):
+    for path in FILES:
         module = ast.parse(path.read_text("utf-8"))
         for node in ast.walk(module):
             if not isinstance(node, ast.Call) or ast.unparse(node.func) != "advice":
@@ -47,6 +53,38 @@ def calls() -> list[tuple[str, set[str], set[str]]]:
 
 
 CALLS = calls()
+
+
+def default_rules() -> set[str]:
+    """Rules that yield a draft without a fix, alone or by a helper of their module."""
+    found = set()
+    for path in FILES:
+        functions = [
+            one
+            for one in ast.parse(path.read_text("utf-8")).body
+            if isinstance(one, ast.FunctionDef)
+        ]
+        lacking = {one.name for one in functions if has_draft_without_fix(one)}
+        while callers := {one.name for one in functions if names_in(one) & lacking} - lacking:
+            lacking |= callers
+        found |= {name.replace("_", "-") for name in lacking}
+    return found & {rule.name for rule in all_rules()}
+
+
+def has_draft_without_fix(function: ast.FunctionDef) -> bool:
+    return any(
+        isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "Draft"
+        and "fix" not in {part.arg for part in node.keywords}
+        for node in ast.walk(function)
+    )
+
+
+def names_in(function: ast.FunctionDef) -> set[str]:
+    return {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
+
+
+DEFAULTS = default_rules()
 
 
 def parts_of(text: str) -> set[str]:
@@ -69,7 +107,13 @@ def test_what_a_rule_asks_for_is_in_the_table_with_its_parts(problem, cases, par
 
 
 def test_a_rule_asks_for_each_entry():
-    assert {(problem, case) for problem, cases, _ in CALLS for case in cases} == {*ENTRIES}
+    asked = {(problem, case) for problem, cases, _ in CALLS for case in cases}
+    assert asked | {(name, "") for name in DEFAULTS} == {*ENTRIES}
+
+
+def test_the_advice_of_a_rule_that_gives_none_is_a_whole_text():
+    assert len(DEFAULTS) > 50
+    assert not [name for name in DEFAULTS if parts_of(ENTRIES[name, ""])]
 
 
 def test_parts_are_filled_in_with_their_format():

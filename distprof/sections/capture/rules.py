@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.escape import few_ranks, fitting
-from distprof.rules.base import Draft, Limit, Limits, advice, rule
+from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.capture import LEFT_OUT, CaptureResult
 from distprof.sections.table import counted
 from distprof.terms import Confidence, Severity
@@ -55,7 +55,6 @@ def capture_incomplete(capture: CaptureResult, limits: Limits) -> Iterator[Draft
     yield Draft(
         headline=fitting(capitalized(problems[0])),
         message=f"{capitalized(text)}." if problems[1:] else _CONSEQUENCE,
-        fix=advice("capture-incomplete"),
         ranks=tuple(sorted({*damaged, *capture.ranks_missing, *capture.filtered_ranks})),
         evidence=("capture",),
     )
@@ -145,7 +144,6 @@ def capture_windows_disjoint(capture: CaptureResult, limits: Limits) -> Iterator
             else f"Ranks share only {format_ratio(ratio)} of the recorded time"
         ),
         message=f"{capitalized(common)}.",
-        fix=advice("capture-windows-disjoint"),
         confidence=Confidence.MEASURED if lost_steps else Confidence.INFERRED,
         ranks=capture.ranks_present,
         evidence=("capture.steps", "capture.dropped_steps", "capture.window_overlap_ratio"),
@@ -186,7 +184,6 @@ def capture_start_transient(capture: CaptureResult, limits: Limits) -> Iterator[
     yield Draft(
         headline=f"{left_out} left out: a first collective waits for the last profiler to start",
         message=f"The numbers below do not contain step {steps}.",
-        fix=advice("capture-start-transient"),
         confidence=Confidence.INFERRED,
         steps=capture.transient_steps,
         evidence=("capture.transient_steps",),

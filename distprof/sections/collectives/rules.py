@@ -97,7 +97,6 @@ def transfer_bound_collectives(
     yield Draft(
         headline=f"Transfer with no computation left to overlap takes {step.part(cost)}",
         message=f"{step.amount(cost)}; {_speed(largest)}.",
-        fix=advice("transfer-bound-collectives"),
         cost_ns_per_step=cost,
         evidence=("collectives.classes", "overlap.ranks", "waterfall.all"),
         without="exposed transfer",
@@ -173,7 +172,6 @@ def below_fabric_bandwidth(
             f"{format_bandwidth(worst.busbw_bytes_per_s)} bus bandwidth, but the fabric profile "
             f"reaches {format_bandwidth(worst.expected_busbw_bytes_per_s)}."
         ),
-        fix=advice("below-fabric-bandwidth"),
         cost_ns_per_step=cost,
         evidence=("collectives.classes", "waterfall.all"),
     )
@@ -239,7 +237,6 @@ def cpu_backend_on_gpus(
     yield Draft(
         headline=f"Collectives run on {_CPU_BACKEND}, although {num_ranks:,} ranks use GPUs",
         message=f"The ranks compute on {efficiency.device}.{takes}",
-        fix='Use init_process_group("nccl"), or "cpu:gloo,cuda:nccl".',
         cost_ns_per_step=cost or None,
         evidence=("efficiency.backend", "waterfall.all"),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.efficiency import CPU, EfficiencyResult
 from distprof.sections.job import JobResult
 from distprof.sections.time import WaterfallResult
@@ -78,7 +78,6 @@ def low_mfu(
             f"Each GPU spends {mfu * peak / 1e12:.3g} of its {peak / 1e12:,.0f} TFLOP/s on the"
             f" model.{_where(efficiency, waterfall)}"
         ),
-        fix=advice("low-mfu"),
         evidence=("efficiency.mfu_ratio", "waterfall.all"),
     )
 

@@ -316,7 +316,6 @@ def small_batch_for_data_parallelism(
                 f"{factor:.3g} times the samples per micro-batch{_tokens(group, step_log, factor)} "
                 "it could."
             ),
-            fix=advice("small-batch-for-data-parallelism"),
             cost_ns_per_step=cost,
             confidence=Confidence.MODELLED,
             ranks=group.ranks,
@@ -399,7 +398,6 @@ def accumulation_without_no_sync(
                 f"({group.micro_batches:.3g} micro-batches): {group.exposed_label} of unnecessary "
                 f"reductions takes {step.amount(cost)}."
             ),
-            fix="Run forward and backward of all micro-batches but the last under model.no_sync().",
             cost_ns_per_step=cost,
             confidence=group.confidence,
             ranks=group.ranks,
@@ -468,7 +466,6 @@ def full_precision_gradients(
                 f"Each update reduces {group.label}: their {group.exposed_label} takes "
                 f"{step.amount(exposed)}. With 16 bits it would take half."
             ),
-            fix=advice("full-precision-gradients"),
             cost_ns_per_step=exposed // 2,
             confidence=Confidence.MODELLED,
             ranks=group.ranks,
@@ -529,7 +526,6 @@ def unused_parameter_search(
             f"It takes {searched} of each {step.word}; {step.amount(cost)} is lost to the search "
             "and to sharing its result with the other ranks."
         ),
-        fix=advice("unused-parameter-search"),
         cost_ns_per_step=cost,
         evidence=("gradients.search_ns_per_step", "gradients.search_exposed_ns_per_step"),
     )
@@ -585,7 +581,6 @@ def needless_unused_parameter_search(
     yield Draft(
         headline=f"DDP searches for unused parameters, but found none in {num_looks:,} iterations",
         message=f"It searches in each step{costs}; these iterations of each rank were inspected.",
-        fix=advice("needless-unused-parameter-search"),
         cost_ns_per_step=cost,
         ranks=tuple(sorted({rank for one in searching for rank in one.ranks})),
         evidence=("settings.ddp", "gradients.search_exposed_ns_per_step"),

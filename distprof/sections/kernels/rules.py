@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.computation import FP32_KERNELS, ComputationResult, Saves
 from distprof.sections.efficiency import EfficiencyResult
 from distprof.sections.kernels import KernelsResult
@@ -74,7 +74,6 @@ def tensor_cores_unused(
             f"They do not use the tensor cores of the {efficiency.sheet_device}; the longest is"
             f" {longest.name[:_LONGEST_NAME]}."
         ),
-        fix=advice("tensor-cores-unused"),
         cost_ns_per_step=computation.saved_ns_per_step(Saves.TENSOR_CORES) or None,
         confidence=Confidence.MODELLED,
         evidence=("kernels.kernels", "efficiency.device", "computation.savings"),

@@ -98,7 +98,6 @@ def needless_accumulation(
             f"Gradients are accumulated over {efficiency.num_micro_batches} micro-batches; the"
             f" fullest GPU reserves that share of its {format_bytes(fullest.capacity_bytes)}."
         ),
-        fix=advice("needless-accumulation"),
         confidence=Confidence.INFERRED,
         evidence=("efficiency.num_micro_batches", "efficiency.memory"),
     )
@@ -173,7 +172,6 @@ def needless_sharding(
             f"per step; the whole state takes {format_bytes(whole)} of {format_bytes(size)} "
             f"(modelled). Exposed gathers take {step.amount(exposed)}."
         ),
-        fix="Use DistributedDataParallel, ZeRO-1, or FSDP with reshard_after_forward=False.",
         cost_ns_per_step=round(
             sum(a.gather_transfer_ns * (1 - 1 / (a.gather_passes or 1.0)) for a in repeated)
         ),
@@ -493,7 +491,6 @@ def allocator_retries(
     yield Draft(
         headline=f"GPU memory ran out: the allocator retried {times}",
         message=f"On {who}, in the second half of the steps{_share(cost, step_log.step_ns)}.",
-        fix=advice("allocator-retries"),
         cost_ns_per_step=cost or None,
         ranks=tuple(rank.rank for rank in ranks),
         evidence=("efficiency.memory", "step_log.ranks"),
@@ -553,7 +550,6 @@ def memory_nearly_full(
             f"It has {format_bytes(fullest.capacity_bytes)}. Tensors fill at least"
             f" {format_ratio(limit)} on {len(full)} of {len(known)} ranks."
         ),
-        fix=advice("memory-nearly-full"),
         ranks=tuple(rank.rank for rank in full),
         evidence=("efficiency.memory",),
     )
@@ -619,7 +615,6 @@ def _judge(ranks: Sequence[DeviceMemory], limits: Limits) -> Iterator[Draft]:
             f" {format_ratio(fullest.allocated_ratio)} of its GPU and limits the micro-batch of all"
             " ranks."
         ),
-        fix=advice("uneven-memory"),
         ranks=(fullest.rank,),
         evidence=("efficiency.memory",),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.collectives import CollectivesResult
 from distprof.sections.moe import MoeExchange, MoeLayer, MoePlacement, MoeResult
 from distprof.terms import CollectiveKind, Confidence, Severity
@@ -150,7 +150,6 @@ def _draft(
     return Draft(
         headline=headline,
         message=f"{message}{_waits(cost, is_measured=is_measured)}.",
-        fix=advice("overloaded-expert"),
         cost_ns_per_step=cost,
         confidence=Confidence.MEASURED if is_measured else Confidence.INFERRED,
         evidence=("moe.layers", "collectives.classes"),
@@ -239,7 +238,6 @@ def dead_experts(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
     yield Draft(
         headline=f"{number} of {worst.num_experts} experts of a layer get almost no tokens",
         message=f"In {name_layer(worst)} they get less than 1 % of the mean{_named(worst)}{more}.",
-        fix=advice("dead-experts"),
         evidence=("moe.layers",),
     )
 
@@ -306,7 +304,6 @@ def dropped_tokens(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
             f"It is {name_layer(worst)}{rest if len(moe.layers) > 1 else ''}. Its busiest expert "
             f"gets {worst.max_over_mean:.1f} times the mean."
         ),
-        fix="Balance the routing. Then raise the capacity factor, or use a dropless layer.",
         evidence=("moe.layers",),
     )
 
@@ -377,7 +374,6 @@ def unbalanced_expert_placement(moe: MoeResult, limits: Limits) -> Iterator[Draf
             f"these, {name_layer(worst)}, the busiest of {worst.num_ranks} ranks would get "
             f"{replaced:.2f} times."
         ),
-        fix=advice("unbalanced-expert-placement"),
         cost_ns_per_step=cost,
         confidence=Confidence.MODELLED,
         evidence=("moe.placement",),
@@ -442,7 +438,6 @@ def uneven_all_to_all(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
     yield Draft(
         headline=f"{_busiest(worst)} the mean of its group in dispatch",
         message=f"Its group is {name_ranks(worst.ranks)}{more}.",
-        fix=advice("uneven-all-to-all"),
         cost_ns_per_step=sum(known) // len(moe.exchanges) if len(known) == len(costs) else None,
         confidence=Confidence.INFERRED,
         evidence=("moe.exchanges", "moe.pairs"),

@@ -363,7 +363,6 @@ def communication_on_computation_stream(
                 f"({format_ratio(one.share_ratio)} of them) run there: {step.amount(cost)} is "
                 "transfer that cannot overlap with computation."
             ),
-            fix=advice("communication-on-computation-stream"),
             cost_ns_per_step=cost,
             confidence=Confidence.MEASURED if is_split else Confidence.INFERRED,
             evidence=("sharding.shared_streams", "overlap.ranks"),

@@ -165,10 +165,7 @@ def _by_count(pipeline: PipelineResult, max_ratio: float) -> Iterator[Draft]:
                 f"{format_ratio(ideal)} idle at best, if stages alternate between forward and "
                 "backward."
             ),
-            fix=(
-                f"{_more(group, ranks)}several stages per rank, or fewer stages. Mark the stages "
-                "(pipeline_marks) to see the order."
-            ),
+            fix=advice("too-few-micro-batches", "by-count", more=_more(group, ranks)),
             cost_ns_per_step=round(min(ideal, idle) * span),
             confidence=Confidence.INFERRED,
             evidence=("pipeline.groups",),
@@ -544,7 +541,6 @@ def unequal_stages(
             f"{format_duration(_work(busiest) / (1 + busiest.excess_ratio))}. The pipeline waits "
             f"{format_duration(cost)} ({format_ratio(cost / step)}) of each step for it."
         ),
-        fix=advice("unequal-stages"),
         cost_ns_per_step=cost,
         confidence=Confidence.MEASURED if is_marked else Confidence.INFERRED,
         ranks=busiest.ranks,
@@ -609,7 +605,6 @@ def _of_logs(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
                 f"The comparison is with the mean stage. The pipeline waits "
                 f"{format_duration(cost)} ({format_ratio(cost / span)}) of each step for it."
             ),
-            fix=advice("unequal-stages"),
             cost_ns_per_step=cost,
             confidence=group.confidence,
             ranks=() if group.limiting_rank is None else (group.limiting_rank,),

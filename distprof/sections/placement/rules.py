@@ -290,7 +290,6 @@ def expert_exchange_across_nodes(
                 f"Groups of {axis.axis} have {axis.size} ranks, {axis.most_on_node} on each of "
                 f"{axis.num_nodes} nodes; their exposed transfer takes {step.amount(cost)}."
             ),
-            fix=advice("expert-exchange-across-nodes"),
             **_transfer(axis, cost),
         )
 
@@ -359,7 +358,6 @@ def group_straddles_nodes(
                 f"Groups of {axis.axis} ({_apart(axis)}) would fit into a node or domain of "
                 f"{placement.domain_size} ranks, but some span {axis.num_domains}{share}."
             ),
-            fix=advice("group-straddles-nodes"),
             severity=None if cost is not None else Severity.INFO,
             **_transfer(axis, cost),
         )
@@ -483,7 +481,6 @@ def cyclic_rank_order(
             f"{worst.axis} ({worst.size} ranks){others} span {worst.num_nodes} nodes instead of "
             f"{worst.nodes_if_blocked}: their exposed transfer takes {step.amount(cost)}."
         ),
-        fix=advice("cyclic-rank-order"),
         cost_ns_per_step=cost,
         confidence=Confidence.MODELLED,
         evidence=("placement.order", "placement.axes"),
@@ -550,7 +547,6 @@ def _draft(gpus: Sequence[CardPath], headline: str, message: str, severity: Seve
     return Draft(
         headline=headline,
         message=message,
-        fix=advice("far-network-card"),
         confidence=Confidence.INFERRED,
         severity=severity,
         ranks=tuple(sorted(gpu.rank for gpu in gpus if gpu.rank is not None)),
@@ -607,7 +603,6 @@ def uneven_ranks_per_node(placement: PlacementResult, limits: Limits) -> Iterato
         message=(
             f"{sizes[most]} of {sum(sizes.values())} are on {most}, {sizes[least]} on {least}."
         ),
-        fix="Start the same number of ranks on each node (--nproc-per-node, --ntasks-per-node).",
         confidence=Confidence.MEASURED,
         ranks=tuple(
             rank for node in placement.nodes if node.node in (most, least) for rank in node.ranks

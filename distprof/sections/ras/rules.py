@@ -59,7 +59,6 @@ def troubled_nccl_rank(ras: RasResult, limits: Limits) -> Iterator[Draft]:  # no
         yield Draft(
             headline=f"{counted(ras.num_behind, 'rank')} launched fewer collectives than others",
             message="NCCL's output does not name them.",
-            fix="Query again with ncclras -v or ncclras -f json, which name every rank.",
             confidence=Confidence.INFERRED,
             evidence=("ras.num_behind",),
             severity=None if ras.stands else Severity.WARNING,

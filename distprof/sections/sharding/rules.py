@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.collectives import CollectiveClass, CollectivesResult
 from distprof.sections.overlap import OverlapResult
 from distprof.sections.sharding import ShardedAxis, ShardingResult, TensorTraffic
@@ -84,7 +84,6 @@ def no_parameter_prefetch(
                 else f"Parameters are not prefetched: gathering takes {step.part(cost)}"
             ),
             message=_prefetch_message(axis, step, cost),
-            fix=advice("no-parameter-prefetch"),
             cost_ns_per_step=cost,
             confidence=axis.confidence,
             evidence=("sharding.axes", "overlap.ranks", "waterfall.all"),
@@ -170,7 +169,6 @@ def small_sharding_units(
                 f"{format_bytes(size)}. Units of {format_bytes(limits['unit_bytes'])} would "
                 f"recover {step.amount(cost)}."
             ),
-            fix=advice("small-sharding-units"),
             cost_ns_per_step=cost,
             confidence=Confidence.MODELLED,
             evidence=("sharding.axes", "waterfall.all"),
@@ -253,7 +251,6 @@ def gathers_repeated_while_accumulating(
                 f"A step of {axis.label} {_what(gathers, scatters)}: the exposed transfer "
                 f"beyond that of one micro-batch takes {step.amount(cost)}."
             ),
-            fix=advice("gathers-repeated-while-accumulating"),
             cost_ns_per_step=cost,
             confidence=axis.confidence,
             evidence=("sharding.axes", "waterfall.all"),
@@ -339,7 +336,6 @@ def sharding_across_nodes(
             f"The groups of {flat[0].axis} span {nodes} nodes with {size // nodes} ranks on each; "
             f"{step.amount(cost)}.{_instead(flat, nodes, size)}"
         ),
-        fix=advice("sharding-across-nodes"),
         cost_ns_per_step=cost,
         confidence=Confidence.MODELLED,
         evidence=("collectives.classes", "run.nodes"),
@@ -443,7 +439,6 @@ def tensor_parallelism_without_sequence_parallelism(
             f"all-reduces{together} per step and gathers or scatters almost nothing: "
             f"{step.amount(tensor.all_reduce_exposed_ns_per_step)} is exposed."
         ),
-        fix=advice("tensor-parallelism-without-sequence-parallelism"),
         evidence=("sharding.tensor", "waterfall.all"),
     )
 

@@ -214,11 +214,11 @@ def late_rank_without_trace(
             f"without a profiler). At the pace of the others a step "
             f"would take {format_duration(cost)} less ({format_ratio(cost / step)})."
         ),
-        fix=(
-            f"Look for work that only {name_ranks(one.rank for one in late)} "
-            f"{'does' if len(late) == 1 else 'do'}, such as logging or a larger share of the "
-            "batch, and for a slower or shared core. A trace of all ranks shows which operators "
-            "take longer."
+        fix=advice(
+            "late-rank-without-trace",
+            "cpus",
+            ranks=name_ranks(one.rank for one in late),
+            do="does" if len(late) == 1 else "do",
         ),
         cost_ns_per_step=cost,
         confidence=Confidence.INFERRED,

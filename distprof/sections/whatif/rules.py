@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from distprof.escape import fitting
-from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.rules.base import Draft, Limit, Limits, advice, rule
 from distprof.sections.capture import CaptureResult
 from distprof.sections.perturbation import PerturbationResult
 from distprof.sections.shares import has_all_members
@@ -15,19 +15,9 @@ from distprof.sections.whatif import Scenario, WhatIfResult
 from distprof.terms import Confidence, Severity
 from distprof.units import format_duration
 
-_FIXES = {
-    "late ranks": (
-        "Find out why these ranks are late: garbage collection, sequences of different "
-        "lengths, other processes on the hosts."
-    ),
-    "overlap": "Start transfers earlier: smaller buckets, prefetching, asynchronous collectives.",
-    "launch-gaps": "Launch less (CUDA graphs, torch.compile) or faster (pin processes to cores).",
-    "sync-calls": "Avoid .item(), .cpu() and other calls that wait for the GPU within a step.",
-    "input": "Load and decode input ahead of the step: more workers, prefetch_factor.",
-    "stage-imbalance": "Move layers from the longest stage to the others.",
-}
-"""Fix for each change that the rule may name, by scenario key. The rule names neither single ranks,
-which other rules judge, nor bounds, such as transfers that take no time."""
+_CHANGES = ("late ranks", "overlap", "launch-gaps", "sync-calls", "input", "stage-imbalance")
+"""Changes that the rule may name, as keys of scenarios. It names neither single ranks, which other
+rules judge, nor bounds, such as transfers that take no time."""
 
 _LEADS = {"overlap": "Communication runs alone where it could overlap. "}
 
@@ -78,7 +68,7 @@ def unexplained_loss(
         least = limits["launch_ratio" if scenario.what == "launch-gaps" else "min_step_ratio"]
         gain, min_gain_ns = scenario.recoverable_ns, round(least * step)
         sure = perturbation.surely_ns(gain) if scenario.what == "launch-gaps" else gain
-        if sure < min_gain_ns or scenario.what not in _FIXES:
+        if sure < min_gain_ns or scenario.what not in _CHANGES:
             continue
         if scenario.what == "overlap" and not has_all_members(capture):
             continue  # what looks like transfer may be waiting for a rank that was not recorded
@@ -91,7 +81,7 @@ def unexplained_loss(
                 f"{_lead(stragglers, scenario)}The gain is simulated; no other finding names the "
                 "reason."
             ),
-            fix=_FIXES[scenario.what],
+            fix=advice("unexplained-loss", scenario.what),
             cost_ns_per_step=gain,
             confidence=Confidence.MODELLED,
             evidence=("whatif.without",),

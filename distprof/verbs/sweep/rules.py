@@ -8,7 +8,7 @@ from functools import cache, partial
 from distprof.bounds import table_beside
 from distprof.costs.transformer import critical_batch
 from distprof.escape import fitting
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
 from distprof.terms import Confidence, Severity
 from distprof.units import format_duration, format_ratio
 from distprof.verbs.sweep import CAUSES, ScalingResult, ScalingSize
@@ -85,10 +85,7 @@ def efficiency_below_target(scaling: ScalingResult, limits: Limits) -> Iterator[
             f" {worst.num_ranks} ranks{_interval(worst)}; the target is"
             f" {format_ratio(target)}.{since}"
         ),
-        fix=(
-            "Reduce the largest of the losses by cause. Until then, use fewer than"
-            f" {below[0].num_ranks} ranks, or more work per rank."
-        ),
+        fix=advice("efficiency-below-target", num_ranks=below[0].num_ranks),
         cost_ns_per_step=max(worst.lost_ns, 1),
         evidence=("scaling.sizes",),
     )
@@ -228,10 +225,6 @@ def small_batch_at_scale(scaling: ScalingResult, limits: Limits) -> Iterator[Dra
             f" {format_duration(size.transfer_ns)}, of which"
             f" {format_duration(size.exposed_transfer_ns)} are exposed: {_batch(size, scaling)}."
         ),
-        fix=(
-            "Give each rank more work per step: a larger batch, or micro-batches whose gradients"
-            " accumulate without a reduction each time."
-        ),
         cost_ns_per_step=size.exposed_transfer_ns,
         confidence=Confidence.INFERRED,
         evidence=("scaling.sizes",),
@@ -293,10 +286,7 @@ def superlinear_scaling(scaling: ScalingResult, limits: Limits) -> Iterator[Draf
             f"On {best.num_ranks} ranks, compared with {ranks}{_interval(best)}"
             f"{_computation(best)}."
         ),
-        fix=(
-            f"Analyse the baseline of {ranks} alone (memory, recomputation, other programs), repeat"
-            " it alternately with the other sizes, or choose a larger baseline."
-        ),
+        fix=advice("superlinear-scaling", ranks=ranks),
         evidence=("scaling.sizes",),
     )
 

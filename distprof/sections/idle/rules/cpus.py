@@ -70,7 +70,6 @@ def oversubscribed_threads(settings: SettingsResult, limits: Limits) -> Iterator
             f"{worst.num_cpus} CPUs, which are busy for {format_ratio(worst.cpu_busy_ratio)} of "
             "the time."
         ),
-        fix=advice("oversubscribed-threads"),
         confidence=Confidence.INFERRED,
         ranks=tuple(sorted(rank for host in hosts for rank in host.ranks)),
         evidence=("settings.hosts",),

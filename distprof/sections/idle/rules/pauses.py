@@ -75,7 +75,6 @@ def synchronising_calls(idle: IdleResult, times: StepTimes, limits: Limits) -> I
             f"per {step.word} on {name_ranks(worst.ranks)}, "
             f"{format_duration(worst.idle_ns_per_step)} idle."
         ),
-        fix=advice("synchronising-calls"),
         cost_ns_per_step=cost,
         ranks=worst.ranks,
         evidence=("idle.pauses", "waterfall.all.idle_sync_ns"),
@@ -139,7 +138,6 @@ def garbage_collection_pauses(
             f"{format_duration(worst.step_ns)} (mean of all steps); {which} takes "
             f"{format_duration(worst.longest_gc_ns)}."
         ),
-        fix=advice("garbage-collection-pauses"),
         cost_ns_per_step=worst.gc_ns_per_step,
         ranks=ranks,
         evidence=("pauses.ranks", "step_log.ranks"),
@@ -274,7 +272,6 @@ def memory_calls(idle: IdleResult, times: StepTimes, limits: Limits) -> Iterator
             f"{step.amount(cost)}: {count:.1f} calls per {step.word}, most of the time in "
             f"{worst.name}{f' ({worst.caller})' if worst.caller else ''}."
         ),
-        fix=advice("memory-calls"),
         cost_ns_per_step=cost,
         ranks=worst.ranks,
         evidence=("idle.pauses", "waterfall.all.idle_pause_ns"),

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator
 
 from distprof.escape import few_ranks
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.collectives import CollectivesResult
 from distprof.sections.idle import IdleResult, PausesResult
 from distprof.sections.input.rules.loading import named_for_late_input
@@ -104,7 +104,6 @@ def uneven_input(
             f"It takes {format_duration(waits[worst])}{of_rank}; the median of its peers is "
             f"{format_duration(_peers(waits, worst))}."
         ),
-        fix=advice("uneven-input"),
         cost_ns_per_step=int(excess[worst]),
         ranks=late,
         evidence=("step_log.ranks", "pauses.ranks"),
@@ -214,7 +213,6 @@ def pageable_copies(settings: SettingsResult, times: StepTimes, limits: Limits) 
     yield Draft(
         headline=f"Copies from pageable CPU memory alone take {step.part(cost)}",
         message=f"{step.amount(cost)} in {_copies(count)} per {step.word}{_loader(settings)}.",
-        fix=advice("pageable-copies"),
         cost_ns_per_step=cost,
         without=f"pause {PAGEABLE}",
         ranks=tuple(
@@ -279,7 +277,6 @@ def sampler_without_set_epoch(settings: SettingsResult, limits: Limits) -> Itera
                 f"The {one.sampler} of {name_ranks(one.ranks)} drew the same samples in the same "
                 "order each time."
             ),
-            fix=advice("sampler-without-set-epoch"),
             ranks=one.ranks,
             evidence=("settings.loaders",),
         )
@@ -340,7 +337,6 @@ def unsharded_data(
                 f"{capitalized(name_ranks(one.ranks))} begin with the same batch of {one.dataset} "
                 f"({how})."
             ),
-            fix=advice("unsharded-data"),
             ranks=one.ranks,
             evidence=("settings.loaders", "settings.ddp", "settings.fsdp"),
         )

@@ -310,7 +310,6 @@ def loader_oversubscribed(
             f"{worst.num_cpus} CPUs, which are busy for "
             f"{format_ratio(worst.cpu_busy_ratio)} of the time."
         ),
-        fix=advice("loader-oversubscribed"),
         cost_ns_per_step=waiting.ns,
         confidence=Confidence.INFERRED,
         ranks=tuple(sorted(rank for host in hosts for rank in host.ranks)),

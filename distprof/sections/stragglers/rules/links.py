@@ -101,7 +101,6 @@ def messages_held_up(
                 f"It idles {format_duration(late_ns)} longer than its peers in each step, and "
                 "keeps others waiting for its messages."
             ),
-            fix=advice("messages-held-up"),
             cost_ns_per_step=_cost_ns(rank, messages),
             confidence=Confidence.INFERRED,
             ranks=(rank.rank,),

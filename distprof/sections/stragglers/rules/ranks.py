@@ -425,7 +425,6 @@ def unrecorded_straggler(
             f"{step.amount(cost)} for {unrecorded(capture)}: late ranks had waited in a collective "
             "that lacks a member."
         ),
-        fix=advice("unrecorded-straggler"),
         cost_ns_per_step=cost,
         confidence=Confidence.INFERRED,
         ranks=capture.ranks_missing,

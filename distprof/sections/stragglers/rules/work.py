@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.escape import few_ranks
-from distprof.rules.base import Draft, Limit, Limits, advice, rule
+from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.collectives import CollectivesResult
 from distprof.sections.pipeline import PipelineResult
 from distprof.sections.shares import WIDER_WAIT
@@ -204,7 +204,6 @@ def sequence_length_imbalance(
             f"mean rank, because its sequences are longer ({_evidence(found)}). Even batches would "
             f"recover {format_duration(found.lost_ns_per_step)} of each step."
         ),
-        fix=advice("sequence-length-imbalance"),
         cost_ns_per_step=found.lost_ns_per_step,
         confidence=Confidence.MEASURED if found.evidence == "tokens" else Confidence.INFERRED,
         evidence=("stragglers.sequences",),

@@ -408,7 +408,6 @@ def uneven_device_clocks(
                     f"{'their' if several else 'its'} peers at {median:,.0f} MHz, for no "
                     "reported reason."
                 ),
-                fix=advice("uneven-device-clocks"),
                 cost_ns_per_step=cost,
                 confidence=confidence,
                 ranks=ranks_of(slow),
@@ -484,7 +483,6 @@ def hot_device(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
     yield Draft(
         headline=headline,
         message=f"{capitalized(others)}.",
-        fix=advice("hot-device"),
         confidence=Confidence.MEASURED
         if all(unit.is_sure for unit in hot)
         else Confidence.INFERRED,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import mean, median
 
 from distprof.escape import few_ranks, fitting
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.idle import IdleResult
 from distprof.sections.kernels import KernelsResult
 from distprof.sections.shares import MeanStep, StepTimes
@@ -46,7 +46,6 @@ def energy_spent_waiting(telemetry: TelemetryResult, limits: Limits) -> Iterator
     yield Draft(
         headline=f"{format_ratio(share)} of the energy is drawn while ranks wait for others",
         message=_amount(telemetry.energy_per_step_j, share),
-        fix=advice("energy-spent-waiting"),
         confidence=Confidence.MODELLED,
         evidence=("telemetry.waiting_energy_ratio",),
     )
@@ -110,7 +109,6 @@ def shared_gpu(
         yield Draft(
             headline=f"{capitalized(what)}: {effect}",
             message=f"{capitalized(text(groups))} {_effect(cost, stretched, step)}",
-            fix=advice("shared-gpu"),
             cost_ns_per_step=cost or None,
             confidence=Confidence.INFERRED,
             ranks=ranks,
@@ -213,7 +211,6 @@ def inactive_nvlinks(telemetry: TelemetryResult, limits: Limits) -> Iterator[Dra
                     f"{who} reaches {format_bandwidth(worst.bytes_per_s)} of "
                     f"{format_bandwidth(expected)} per direction{_which(worst)}{more}."
                 ),
-                fix=advice("inactive-nvlinks"),
                 ranks=ranks_of(short),
                 evidence=("telemetry.nvlinks",),
             )
@@ -282,7 +279,6 @@ def _reduced_pcie_link_draft(link: tuple[str, str], devices: Sequence[DeviceCond
         message=(
             f"{capitalized(name_devices(devices))} {run} over {link[0]}, but {allow} {link[1]}."
         ),
-        fix=advice("reduced-pcie-link"),
         ranks=ranks_of(devices),
         evidence=("telemetry.conditions",),
     )

@@ -102,7 +102,6 @@ def planned_bubble(configuration: ConfigurationResult, limits: Limits) -> Iterat
     yield Draft(
         headline=f"The pipeline idles {format_ratio(costs.bubble_fraction)} of its time (bubble)",
         message=f"It has {layout.micro_batches} micro-batches on {layout.pp} ranks.",
-        fix="Use more micro-batches, several stages per rank, or fewer ranks.",
         cost_ns_per_step=costs.bubble_ns,
         confidence=Confidence.MODELLED,
         evidence=("configuration.estimate",),
@@ -158,7 +157,6 @@ def planned_data_parallelism_exposed(
             f"{format_duration(exposed)} of {format_duration(costs.step_ns)}: each rank computes "
             "too little to overlap it."
         ),
-        fix="Use a larger batch, fewer data-parallel ranks, or hsdp within nodes.",
         cost_ns_per_step=exposed,
         confidence=Confidence.MODELLED,
         evidence=("configuration.estimate",),
@@ -207,7 +205,6 @@ def planned_accumulation_without_need(
     yield Draft(
         headline=f"Gradients are accumulated, although micro-batches of {larger.micro_batch} fit",
         message=f"{format_bytes(needed)} of {format_bytes(configuration.usable_bytes)} per GPU.",
-        fix="Double the size of the micro-batches and halve their number.",
         confidence=Confidence.MODELLED,
         evidence=("configuration.larger_bytes", "configuration.usable_bytes"),
     )
@@ -251,7 +248,6 @@ def planned_sharding_without_need(
     yield Draft(
         headline=f"Weights are sharded, although each GPU could hold all {format_bytes(plain)}",
         message=f"{format_bytes(configuration.usable_bytes)} per GPU are usable.",
-        fix="Use ddp or zero-1: they send a third less.",
         confidence=Confidence.MODELLED,
         evidence=("configuration.plain_bytes", "configuration.usable_bytes"),
     )
