@@ -362,7 +362,7 @@ _OF_KERNELS = {"xid", "host_memory", "crash"}
 _ERROR = {"error", "mixed"}
 _STARTS = {"setup", "calls", "joining", "complaint"}  # of healthy jobs, too
 _OF_A_RUN = ("output of nccl-tests", "a speed of", "a single ")  # what a run that stands prints
-_WEAK = {"agents", "cancelled", "stopped", "waiting", *_ERROR}
+_WEAK = {"agents", "cancelled", "closing", "stopped", "waiting", *_ERROR}
 _OUTPUT_NAME = re.compile(
     r"(?:\.(?:log|out|err|txt|[oe]\d{1,9})(?:[.-]\d{1,9})?(?:\.gz)?|^[^.]{1,100})$", re.IGNORECASE
 )

@@ -1495,7 +1495,7 @@ def _complained(output: JobOutput) -> EndingResult | None:
     shown = last_printed(output)
     found = "" if shown.startswith(_FIRST_TROUBLE) else ", but the text shows no reason"
     text = f"the job is said to stand still{found}. {shown}It holds no time-out, end or stack"
-    return _undecided("complaint", text, "stands still")
+    return _undecided("complaint", text, "complaint")
 
 
 def last_printed(output: JobOutput) -> str:
@@ -1533,9 +1533,9 @@ _PROSE = re.compile(
 """Sentences of people, and fences, in a text that they pasted."""
 
 
-def _alone(output: JobOutput, kind: str) -> EndingResult | None:
-    """What a text shows, if it shows nothing else: a complaint, or an exception that is ignored."""
-    return _undecided(kind, words().alone[kind], kind) if _of(output, kind) else None
+def _aside(output: JobOutput) -> EndingResult | None:
+    """What a text shows whose only exception is one that is ignored."""
+    return _undecided("aside", words().alone["aside"], "aside") if _of(output, "aside") else None
 
 
 def _calls(output: JobOutput) -> EndingResult | None:
@@ -1774,7 +1774,7 @@ _CAUSES: tuple[Callable[[JobOutput], EndingResult | None], ...] = (
     _set_up,
     _closed,
     partial(_cut, kind="frames"),
-    partial(_alone, kind="complaint"),
+    _complained,
     _hinted,
-    partial(_alone, kind="aside"),
+    _aside,
 )
