@@ -166,7 +166,7 @@ def _runs(source: str, text: bytes) -> Iterator[tuple[str, TrainingLog]]:
         chosen = best_of(found) or _of_unknown([block["fenced"] or block["below"] or b""])
         is_run = chosen.rows and not isinstance(chosen, PhasesGrammar)
         log = to_log(chosen, found, (source,), text.count(b"\n")) if is_run else None
-        if log is not None and log.median_step_ns:
+        if log is not None and (log.median_step_ns or np.isfinite(log.samples_per_s).any()):
             said = (block["name"] or block["title"]).decode("utf-8", "replace").replace("`", "")
             said = re.split(r"[.?!] ", said)[-1].strip("#*>-:： \r")
             yield shorten(said, _MAX_NAME), log
@@ -176,15 +176,31 @@ def _slowest_run(source: str, start: bytes) -> TrainingLog | None:
     """The slowest of several runs in a text; None unless their times differ."""
     runs = [*_runs(source, start)]
     what, times = _times([log for _, log in runs])
-    if len(runs) < 2 or max(times) < _NAMED_APART * min(times):
+    if len(runs) < 2 or not all(times):
         return None
-    slowest, fastest = times.index(max(times)), times.index(min(times))
-    (name, log), (other, _) = runs[slowest], runs[fastest]
-    note = (
-        f"{RUN}{slowest + 1} in the text (“{name}”) takes {format_duration(max(times))} per "
-        f"{what}, {max(times) / min(times):.2f} times as long as run {fastest + 1} (“{other}”)."
+    pairs = _pairs([name for name, _ in runs]) or [
+        (times.index(max(times)), times.index(min(times)))
+    ]
+    pairs = [pair if times[pair[0]] > times[pair[1]] else pair[::-1] for pair in pairs]
+    pairs.sort(key=lambda pair: times[pair[1]] / times[pair[0]])
+    if times[pairs[0][0]] < _NAMED_APART * times[pairs[0][1]]:
+        return None
+    note = " ".join(
+        f"{RUN}{slow + 1} in the text (“{runs[slow][0]}”) takes {format_duration(times[slow])} per "
+        f"{what}, {times[slow] / times[fast]:.2f} times as long as run {fast + 1} "
+        f"(“{runs[fast][0]}”)."
+        for slow, fast in pairs
     )
-    return replace(log, notes=(note, *log.notes))
+    slowest = runs[pairs[0][0]][1]
+    return replace(slowest, notes=(note, *slowest.notes))
+
+
+def _pairs(names: Sequence[str]) -> list[tuple[int, int]]:
+    """Runs in a row whose names differ in one word, if there are several such pairs."""
+    words = [name.split() for name in names]
+    pairs = [(i, i + 1) for i in range(0, len(names) - 1, 2)]
+    differ = [sum(a != b for a, b in zip(words[i], words[j], strict=False)) for i, j in pairs]
+    return pairs if len(pairs) > 1 and {*differ} == {1} else []
 
 
 def _times(logs: Sequence[TrainingLog]) -> tuple[str, list[int]]:
@@ -193,7 +209,8 @@ def _times(logs: Sequence[TrainingLog]) -> tuple[str, list[int]]:
     known = [log.samples_per_s[np.isfinite(log.samples_per_s)] for log in logs]
     rates = [float(np.median(each)) for each in known if len(each)]
     batches = [time * rate for time, rate in zip(times, rates, strict=False)]
-    if len(rates) < len(logs) or max(batches, default=0) < _APART * min(batches, default=0):
+    is_alike = max(batches, default=0) < _APART * min(batches, default=0)
+    if len(rates) < len(logs) or (all(times) and is_alike):
         return "iteration", times
     return "sample", [round(1e9 / rate) for rate in rates]
 

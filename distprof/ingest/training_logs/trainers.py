@@ -15,6 +15,7 @@ import msgspec
 from distprof.escape import plain
 from distprof.ingest.training_logs.grammar import (
     LEAST_EVALUATION,
+    MAX_COUNT,
     Grammar,
     Row,
     byte_patterns,
@@ -73,6 +74,7 @@ class BarGrammar(Grammar):
         b"ba/s",
         b"s/epoch",
         b"epoch/s",
+        b"/? [",
     )
     _num_rows: int = 0  # of all bars
     _bars: tuple[dict[tuple[bytes, int], _Bar], ...] | None = None  # with a name; without
@@ -90,7 +92,8 @@ class BarGrammar(Grammar):
             )
             self._paused_s += sum(to_float(pause) or 0.0 for pause in pauses)
             end = match.end()
-            before, step, total, hours, minutes, seconds, rate, unit = match.groups()
+            before, step, total, hours, minutes, seconds, rate, unit = match.groups(b"")
+            total = total if total.isdigit() else b"%d" % MAX_COUNT
             label = before.strip()
             is_of_training = bool(_PATTERNS["of_training"].search(before.rstrip()))
             is_plain = is_of_training or label == b":" or not label.endswith(b":")
@@ -143,6 +146,7 @@ class BarGrammar(Grammar):
                 longest = named[other]
                 self.name = f"the progress bar “{plain(label[:-1].decode('utf-8', 'replace'))}”"
             self.rows = longest.rows or _whole(longest) or _printed(longest) or _whole(longest, 2)
+            self.rows = self.rows or _since_start(longest)
             passed, span = _seconds(longest), longest.last_step - longest.first_step
             if span and LEAST_EVALUATION * passed < self._paused_s < passed:
                 ns = s_to_ns((passed - self._paused_s) / span)
@@ -171,6 +175,14 @@ def _printed(bar: _Bar) -> list[Row]:
     if not bar.rates:
         return []
     return [Row(iteration=bar.last_step, duration_ns=s_to_ns(median(bar.rates)), span=1)]
+
+
+def _since_start(bar: _Bar) -> list[Row]:
+    """The mean since the start, of a bar that shows no rate."""
+    number = bar.last_step
+    if number < _MIN_STEPS:
+        return []
+    return [Row(iteration=number, duration_ns=s_to_ns(bar.last_second / number), span=number)]
 
 
 # Lightning ----------------------------------------------------------------------------------------

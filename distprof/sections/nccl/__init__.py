@@ -130,7 +130,7 @@ class NcclResult(Result, frozen=True, kw_only=True):
     def is_on_one_host(self) -> bool:
         """Whether the largest communicator is known to be on one host, which needs no network."""
         if not self.groups or self.num_jobs > 1:
-            return self.num_test_hosts == 1
+            return self.num_test_hosts == 1 and self.num_hosts < 2
         largest = self.groups[0]
         is_whole = self.num_hosts == 1 and self.num_processes >= largest.num_ranks
         return largest.num_hosts == 1 or (largest.num_hosts is None and is_whole)
