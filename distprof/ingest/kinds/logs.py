@@ -7,14 +7,13 @@ Lines that no reader understands are counted, so nothing is lost silently.
 from __future__ import annotations
 
 import glob
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from msgspec.structs import replace
 
-from distprof.bounds import Bound, expanded
+from distprof.bounds import Bound, expanded, patterns_beside
 from distprof.errors import InputError, UsageError
 from distprof.ingest.discovery import rank_in_name
 from distprof.ingest.files import (
@@ -94,13 +93,7 @@ NCCL_BOUND = Bound(
 )
 _MAX_FILES_CHECKED = 8  # for training iterations
 _NCCL_BYTES = 1 << 22
-# A message after its process, GPU or source line, not text about such messages.
-_NCCL_LINE = re.compile(
-    rb"(?:(?:\d\]?|\S:\d+) |(?:^|`)(?=NCCL INFO (?:GPU Direct|NET/|Channel|comm )))"
-    rb"NCCL (?:INFO|WARN|TRACE|ABORT) ",
-    re.MULTILINE,
-)
-_NCCL_VERSION = re.compile(rb"(?:^|[^A-Za-z `\"'(])\s*[NR]CCL version \S*\d", re.MULTILINE)
+_HOW = patterns_beside(__package__, "logs.toml")
 _TEST_SIGNS = (b"busbw", b"# Avg bus bandwidth", b"#  Rank ", b"#   Rank ")
 _INITIALISATION_SIGNS = (b"NCCL INFO Bootstrap", b"NCCL INFO Channel ", b"NCCL INFO NET/")
 
@@ -180,7 +173,8 @@ def _is_nccl_log(path: str) -> bool:
         return False
     if all(sign in start for sign in machine.TEST_SIGNS):
         return any(sign in start for sign in _INITIALISATION_SIGNS)
-    return _NCCL_LINE.search(start) is not None or _NCCL_VERSION.search(start) is not None
+    text = start.decode("latin-1")
+    return any(_HOW[name].search(text) for name in ("nccl_line", "nccl_version"))
 
 
 def _with_other_lines(run: Run) -> Run:
@@ -363,16 +357,6 @@ _ERROR = {"error", "mixed"}
 _STARTS = {"setup", "calls", "joining", "complaint"}  # of healthy jobs, too
 _OF_A_RUN = ("output of nccl-tests", "a speed of", "a single ")  # what a run that stands prints
 _WEAK = {"agents", "cancelled", "closing", "stopped", "waiting", *_ERROR}
-_OUTPUT_NAME = re.compile(
-    r"(?:\.(?:log|out|err|txt|[oe]\d{1,9})(?:[.-]\d{1,9})?(?:\.gz)?|^[^.]{1,100})$", re.IGNORECASE
-)
-"""Names under which output is kept; in a folder, other files are not opened."""
-
-_NOT_OUTPUT = re.compile(
-    r"(?:^|/)(?:site-packages|dist-packages|node_modules)/|(?:^|/)[^/]{0,80}(?:requirements|license|"
-    r"licence|copying|readme)[^/]{0,80}$",
-    re.IGNORECASE,
-)
 _NOT_READ = (*NOT_LOGS, ".pickle", ".toml", ".html", ".md")
 
 
@@ -384,7 +368,11 @@ def paths_of_output(source: str) -> list[str]:
     paths = paths_of_logs(source, MAX_FILES)
     if paths == [source]:
         return paths
-    return [p for p in paths if _OUTPUT_NAME.search(Path(p).name) and not _NOT_OUTPUT.search(p)]
+    return [
+        p
+        for p in paths
+        if _HOW["output_name"].search(Path(p).name) and not _HOW["not_output"].search(p)
+    ]
 
 
 def fits_job_output(source: str) -> bool:

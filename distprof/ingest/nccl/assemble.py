@@ -6,6 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
+from distprof.bounds import patterns_beside
 from distprof.ingest.nccl.communicators import Communicators
 from distprof.ingest.nccl.lines import Message, Splitter
 from distprof.ingest.nccl.messages import (
@@ -50,13 +51,7 @@ _DIGITS = re.compile(r"0x[0-9a-f]+|\d+")
 _SHORTEST_WARNING = 12
 """A shorter text of a warning is one that is cut off."""
 
-_HARMLESS = re.compile(
-    r"\[Service thread\]|\[Proxy Service \d+\] Failed to execute operation Close|MSCCL\+\+: Cannot"
-)
-_FALLBACK = re.compile(
-    r"(?i)SHARP coll init|using (?:point-to-point|internal)|cannot initialize CollNet|falling back"
-    r"|fallback"
-)
+_HOW = patterns_beside(__package__, "messages.toml")
 
 
 class Assembler:
@@ -362,13 +357,13 @@ class Assembler:
 
 
 def _about(text: str) -> str:
-    if _HARMLESS.search(text):
+    if _HOW["harmless"].search(text):
         return "teardown" if "MSCCL" not in text else "fallback"
     if "Could not find a path" in text:
         return "problem"
     if len(text) < _SHORTEST_WARNING:
         return "cut"
-    return "fallback" if _FALLBACK.search(text) else "problem"
+    return "fallback" if _HOW["fallback"].search(text) else "problem"
 
 
 def _sorted(values: Mapping[str, set[int]]) -> dict[str, tuple[int, ...]]:

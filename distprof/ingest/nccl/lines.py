@@ -6,35 +6,19 @@ put prefixes before it, and if ranks share a pipe, a line may hold several messa
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import msgspec
 
+from distprof.bounds import Patterns, texts_beside
 from distprof.ingest.files import Blocks
 
 MAX_LINE_BYTES = 1 << 16
 
 _MAX_CACHED = 1 << 16
 _MAX_HEADER = 600
-_MARK = re.compile(
-    rb"NCCL (INFO|WARN|TRACE|ABORT)\b ?|(?<!INFO )(?<![A-Za-z_])(?:NCCL|RCCL) (version) "
-    rb"|(?<=\d)NCCL (version) "
-)
-_HOST = re.compile(rb"[A-Za-z0-9_][\w.\-]*$")
-_ESCAPES = re.compile(
-    rb"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]{0,500}(?:\x07|\x1b\\)|[@-Z\\-_])"
-)
-
-_COMMANDS = re.compile(
-    rb"^[ \t>$+]{0,40}(?:export|setenv|set|env|ENV|-x|-e|--env|os\.environ|"
-    rb"[\"']?[A-Z][A-Z0-9_]{1,60}[\"']?[ \t]{0,8}[=:]|"
-    rb"\S{0,60}(?:run|launch|python3?|deepspeed|docker)[ \t])[^\n]{0,4000}",
-    re.MULTILINE,
-)
-_ASSIGNED = re.compile(
-    rb"(?<![A-Z0-9_])(NCCL_[A-Z][A-Z0-9_]{1,60})"
-    rb"(?:[\"']?\]?[ \t]{0,4}[=:]|[ \t]{1,4}(?=\d))[ \t]{0,4}[\"']?([\w.,:=^/-]{1,200})"
+_HOW = Patterns(
+    lambda: {name: text.encode() for name, text in texts_beside(__package__, "lines.toml").items()}
 )
 
 Message = tuple[tuple[bytes, int] | None, bytes, bytes]
@@ -43,7 +27,11 @@ Message = tuple[tuple[bytes, int] | None, bytes, bytes]
 
 def assigned(text: bytes) -> dict[bytes, bytes]:
     """Variables of NCCL and their values, as scripts and commands set them; the last one counts."""
-    return dict(pair for line in _COMMANDS.finditer(text) for pair in _ASSIGNED.findall(line[0]))
+    return dict(
+        pair
+        for line in _HOW["commands"].finditer(text)
+        for pair in _HOW["assigned"].findall(line[0])
+    )
 
 
 class Lines(msgspec.Struct):
@@ -99,10 +87,10 @@ class Splitter:
     def split(self, line: bytes) -> Iterator[Message]:
         """The messages of one line, in order."""
         if b"\x1b" in line:
-            line = _ESCAPES.sub(b"", line)
+            line = _HOW["escapes"].sub(b"", line)
         process: tuple[bytes, int] | None = None
         level, begin, end = b"", -1, 0
-        for mark in _MARK.finditer(line):
+        for mark in _HOW["mark"].finditer(line):
             start = mark.start()
             before, header = self._process(line[max(end, start - _MAX_HEADER) : start])
             if begin >= 0:
@@ -132,7 +120,7 @@ class Splitter:
         parts = words[-1].rsplit(b":", 3)[-3:] if words else []
         if len(parts) < 3 or not (parts[1].isdigit() and parts[2].isdigit()):
             return None, len(device) + 2 if device[:-1].isdigit() else 0  # copied without the host
-        name = _HOST.search(parts[0])
+        name = _HOW["host"].search(parts[0])
         if name is None or len(parts[1]) > 10:
             return None, 0
         pid = int(parts[1])

@@ -16,6 +16,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from distprof.bounds import Patterns, patterns_beside
 from distprof.ingest.files import DAMAGE, INNER, Blocks, opened
 from distprof.ingest.output.expressions import Expression, expressions, signs
 from distprof.ingest.output.stacks import headed, listed_stacks, stacks_in
@@ -38,7 +39,7 @@ STAGE_LINES = 12
 """Lines after a stage of the start that still say that a text ends in it."""
 
 _TOLD_LINES = 400
-"""Lines at the end of a text that are kept if its author says that the job stands."""
+"""Lines at the end of a text that are kept."""
 
 _EACH = ("aside", "begun", "finished")
 """Kinds of lines of which each one counts."""
@@ -46,7 +47,6 @@ _EACH = ("aside", "begun", "finished")
 _LATEST = ("calls", "preparing")
 """Kinds of lines of which the last of each writer counts."""
 
-_NOISE = re.compile(r"NCCL (?:INFO|TRACE)|\bDEBUG\b|pyxis: {4}")
 _ALWAYS = {"world", "exit", "setup", "calls", "usage", "nccl-retries", "nccl-result", "closed",
            "container-start", "vllm-start"}  # fmt: skip
 """Kinds and names of lines that count although a debugging or quoted log prints them."""
@@ -65,58 +65,15 @@ _LINE_END = ord("\n")
 _BEFORE_SIGN = 600
 _MAX_WORLD = 1 << 20
 _MAX_BROKEN = 5
-_STACK = re.compile(r"Current thread|Thread |#[01]  0x|#\d{1,4} Frame 0x|Traceback|Stack trace")
 _LEAST_BROKEN = 60  # shorter lines were not broken by a terminal
-_NEW_LINE = re.compile(
-    rb"\s*(?:\[|\d{4}-\d\d-\d\d|\(\w+ pid=|\S{0,80}\d:|frame #|Exception |Traceback|terminate )"
-)
-"""Beginnings of lines that continue no other."""
-
-
-_ESCAPES = re.compile(
-    r"\x1b(?:\[[0-9;?]{0,40}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,500}(?:\x07|\x1b\\)|.)"
-)
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
-_STAMP = r"(?:\[?\d{4}-\d\d-\d\d[T ][\d:.,]{5,18}(?:Z|[+-]\d\d:?\d\d)?\]?[ ,]+)?"
 _TIME = re.compile(
     rb"[\dIWEF](?:(?<=\b\d)\d{3}[-/]|(?<=\D))(?P<mon>[01]\d)[-/]?(?P<day>[0-3]\d)[T_ ]"
     rb"(?P<hour>[0-2]\d):(?P<minute>[0-5]\d):(?P<second>[0-5]\d(?:\.\d{1,9})?)"
 )
 """``2026-01-31 12:00:00.5``, with other separators too, and glog's ``E0131 12:00:00.5``."""
 
-_PREFIX = re.compile(
-    rf"^[\s\"“`]{{0,8}}{_STAMP}"
-    rf"(?:(?:\[\d{{1,2}}m)?\([^()\n]{{1,80}}\) |[\w.-]{{1,40}}/\d{{1,4}} |std(?:out|err) [FP] "
-    r"|[\w.-]{1,60} {0,20}\|{1,2} "  # Docker Compose, Determined
-    r"|[\w.-]{1,60}: (?=\[rank\d))?(?:"  # pdsh
-    r"(?:\[rank\d{1,7}\]:)?\[rank(\d{1,7})\]:?"  # torch since 2.2, perhaps after torchrun's role
-    r"|\[default(\d{1,7})\]:"  # torchrun --tee
-    r"|\[\w{1,40}?(\d{1,7})\|\d{1,7}\]:"  # torchrun with --role: role, rank, local rank
-    r"|(?:\w{3} \w{3} [ \d]\d [\d:]{8} \d{4})?(?:"
-    r"\[\d{1,9},(\d{1,7})\](?:<\w{3,8}>)?:"  # mpirun --tag-output
-    r"|\[\d{1,9},mpirank:(\d{1,7}),[\w.-]{1,60}\]<std(?:out|err)>:"  # SageMaker
-    r"|\[(\d{1,7})\]<std(?:out|err)>:)"  # horovodrun
-    # srun --label, but not NCCL's process and thread, nor Horovod's stalled tensors
-    r"|(\d{1,7}):(?: |$)(?!\d\d:|\d{1,7} \[\d|\[[\w./:-]{12,200}[, \]])"
-    r"|\(Worker_TP(\d{1,7})(?:_EP\d{1,7})? pid=\d{1,9}\)"  # vLLM
-    r"|\((?!\w{1,60}, rank=\d{1,7}, pid=)"  # SkyPilot's rank is that of the node
-    r"\w{0,60}[^()]{0,60}\brank[=: ]?(\d{1,7})\b[^()]{0,80}\)"  # Ray
-    r"|\[(?:Rank:?|(?:GPU )?[Rr]ank) (\d{1,7})\]|\[?RANK[ =:](\d{1,7})\]?) ?"
-)
-
-_TIMES = re.compile(r"\d{1,6}(?:[:.,T/-]\d{1,9}){2,8}")
-"""Dates and times, which differ in the prefixes that loggers put before the lines of a record."""
-
-_BEHIND = re.compile(r"\[rank(\d{1,7})\]: ?$")
-_JOINED = re.compile(rb"\[(?:rank|default)\d{1,7}\]: ?\[[EFWI][ \d]")
-"""Where a line begins behind another one: a bar of progress, or what lost its line ends."""
-
-_FRAME = re.compile(rb"\[<|(?:\S{0,60} )?(?:#\d| {2,8}\S)")
-_THREAD = re.compile(rb"(?:\S{0,60} )?Thread \d{1,7} \(")
-
-
-_REPEATED = re.compile(r" ?\[repeated \d{1,9}x across cluster\][^\n]*")
-
+_HOW = patterns_beside(__package__, "read.toml")
+_RAW = Patterns(lambda: {name: text.encode() for name, text in _HOW.texts().items()})
 _PLAIN = bytes((9, 10, *range(0x20, 0x7F)))
 """Bytes that need no cleaning."""
 
@@ -127,7 +84,7 @@ _REST_OF_CHARACTER = bytes(range(0x80, 0xC0))
 @lru_cache(256)  # several expressions read the same lines
 def prefix_rank(line: str) -> int | None:
     """The rank that a launcher put before a line; None if there is none."""
-    found = _PREFIX.match(line[:200])
+    found = _HOW["prefix"].match(line[:200])
     return int(next(group for group in found.groups() if group)) if found else None
 
 
@@ -135,8 +92,8 @@ def cleaned(raw: bytes) -> str:
     """Text without escape sequences and control characters."""
     text = raw.lstrip(_REST_OF_CHARACTER).decode("utf-8", "replace")
     if raw.translate(None, _PLAIN):
-        text = _CONTROLS.sub("", _ESCAPES.sub("", text))
-    return _REPEATED.sub("", text) if "x across cluster]" in text else text
+        text = _HOW["controls"].sub("", _HOW["escapes"].sub("", text))
+    return _HOW["repeated"].sub("", text) if "x across cluster]" in text else text
 
 
 class Reader:
@@ -209,15 +166,12 @@ class Reader:
     def _keep_last(self, end: bytes, shown: str, rank: int | None) -> None:
         """Keep the last lines of a file, and of each rank; a bar of progress is one line."""
         if len(self.ends) < MAX_OF_A_KIND:
-            is_told = any(event.yields == "complaint" for event in self.events.values())
-            lines = end.removesuffix(b"\n").split(b"\n")[
-                -_TOLD_LINES if is_told else -STAGE_LINES :
-            ]
+            lines = end.removesuffix(b"\n").split(b"\n")[-_TOLD_LINES:]
             shortened = (cleaned(line.rstrip(b"\r").rpartition(b"\r")[2]) for line in lines)
             self.ends[shown] = tuple(line.rstrip()[:MAX_TEXT] for line in shortened)
         for line in cleaned(end.replace(b"\r", b"\n")).split("\n"):
             writer = prefix_rank(line)
-            text = line if writer is None else _PREFIX.sub("", line, count=1)
+            text = line if writer is None else _HOW["prefix"].sub("", line, count=1)
             writer = rank if writer is None else writer
             if writer is not None and text.strip():
                 self.last_lines[writer] = text.strip()[:MAX_TEXT]
@@ -280,7 +234,7 @@ class Reader:
         if fields is None:
             return
         near = cleaned(data[max(start, at - _BEFORE_SIGN) : end])
-        if _NOISE.search(near) and not _ALWAYS & {row.yields, row.name}:
+        if _HOW["noise"].search(near) and not _ALWAYS & {row.yields, row.name}:
             return
         by_prefix = _prefixed(data, start, at, end, row)
         writer = rank if by_prefix is None else by_prefix
@@ -341,7 +295,7 @@ class Reader:
     ) -> None:
         text = cleaned(data[start : start + _MAX_STACK_BYTES])
         first, *rest = text.splitlines()
-        before = first[: found.start()] if (found := _STACK.search(first)) else ""
+        before = first[: found.start()] if (found := _HOW["stack"].search(first)) else ""
         if before.strip():
             own = [line.removeprefix(before) for line in rest if line.startswith(before)]
             text = "\n".join([first.removeprefix(before), *(own or rest)])
@@ -389,7 +343,7 @@ def _prefixed(data: bytes, start: int, at: int, end: int, row: Expression) -> in
     if rank is None and start == at and "frames" in row.fields:  # copied from the sign on
         rank = prefix_rank(cleaned(data[end + 1 : end + 201].split(b"\n", 1)[0]))
     if rank is None and row.after:  # a bar of progress lacks its line end
-        behind = _BEHIND.search(cleaned(data[max(start, at - 24) : at]))
+        behind = _HOW["behind"].search(cleaned(data[max(start, at - 24) : at]))
         rank = int(behind[1]) if behind else None
     return rank
 
@@ -400,7 +354,7 @@ def _line_start(data: bytes, at: int) -> int:
     joined = data.rfind(b"]:", max(start, at - _BEFORE_SIGN), at)
     while joined > 0:
         first = max(data.rfind(b"[", start, joined), start)
-        if _JOINED.match(data, first):
+        if _RAW["joined"].match(data, first):
             return first
         joined = data.rfind(b"]:", max(start, at - _BEFORE_SIGN), joined)
     return start
@@ -410,7 +364,7 @@ def _line_end(data: bytes, at: int) -> int:
     """Where the line of a sign ends."""
     end = data.find(b"\n", at, at + _WINDOW)
     end = min(at + _WINDOW, len(data)) if end < 0 else end
-    joined = _JOINED.search(data, at, end) if data.find(b"]:", at, end) > 0 else None
+    joined = _RAW["joined"].search(data, at, end) if data.find(b"]:", at, end) > 0 else None
     return joined.start() if joined else end
 
 
@@ -480,13 +434,13 @@ def _first_frame(data: bytes, start: int) -> int:
     first = start
     for _ in range(16):
         before = _line_back(data, first, 1)
-        if before == first or not _FRAME.match(data[before : before + 80]):
+        if before == first or not _RAW["frame"].match(data[before : before + 80]):
             break
         first = before
         if b"#0" in data[first : first + 70]:
             break
     before = _line_back(data, first, 1)
-    return before if _THREAD.match(data[before : before + 80]) else first
+    return before if _RAW["thread"].match(data[before : before + 80]) else first
 
 
 def _line_ends(data: bytes) -> NDArray[np.int64]:
@@ -510,7 +464,7 @@ def _start_of_wrapped(data: bytes, start: int) -> int:
     """Start of the lines into which a terminal broke the one that begins at ``start``."""
     for _ in range(_MAX_BROKEN):
         before = _line_back(data, start, 1)
-        if start - before < _LEAST_BROKEN or _NEW_LINE.match(data[start : start + _WINDOW]):
+        if start - before < _LEAST_BROKEN or _RAW["new_line"].match(data[start : start + _WINDOW]):
             break
         start = before
     return start
@@ -520,7 +474,11 @@ def _end_of_wrapped(data: bytes, end: int) -> int:
     """End of the lines into which a terminal broke the one that ends at ``end``."""
     for _ in range(_MAX_BROKEN):
         following = data[end + 1 : end + 1 + _WINDOW].split(b"\n", 1)[0]
-        if data[end - 2 : end] == b"  " or not following.strip() or _NEW_LINE.match(following):
+        if (
+            data[end - 2 : end] == b"  "
+            or not following.strip()
+            or _RAW["new_line"].match(following)
+        ):
             break
         end += 1 + len(following)
     return end
@@ -536,7 +494,7 @@ def _without_prefixes(text: str, own: int | None, before: str) -> str:
     lines = [line.rstrip() for line in text.splitlines()]
     frames = [line for line in lines[1:2] if before and '  File "' in line]
     for head in (before, *(line.partition('  File "')[0] for line in frames)):
-        timed = re.compile(r"[\d:.,T/-]{5,40}".join(map(re.escape, _TIMES.split(head))))
+        timed = re.compile(r"[\d:.,T/-]{5,40}".join(map(re.escape, _HOW["times"].split(head))))
         if head and any(timed.match(line) for line in lines[1:3]):
             found = (timed.match(line) for line in lines[1:])
             own_lines = [one.string[one.end() :] for one in found if one is not None]
@@ -549,7 +507,7 @@ def _without_prefixes(text: str, own: int | None, before: str) -> str:
         for line, rank in zip(lines, ranks, strict=True)
         if rank == own or (rank is None and line is lines[0])
     ]
-    return "\n".join(_PREFIX.sub("", line, count=1) for line in kept)
+    return "\n".join(_HOW["prefix"].sub("", line, count=1) for line in kept)
 
 
 def kinds_in(data: bytes) -> set[str]:

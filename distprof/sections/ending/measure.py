@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import signal
 from bisect import bisect
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -68,7 +68,9 @@ def analyze_ending(run: Run) -> EndingResult:
 def diagnose_output(output: JobOutput) -> EndingResult:
     """The most decisive cause in the output of a job; without any, ``state`` is empty."""
     whole, (output, earlier) = output, _last_run(output)
-    causes = ((cause, found) for cause in _CAUSES if (found := cause(output)) is not None)
+    has = {event.yields for event in output.events}
+    tried = (cause for cause, kinds in _CAUSES.items() if not kinds or has & {*kinds})
+    causes = ((cause, found) for cause in tried if (found := cause(output)) is not None)
     cause, found = next(causes, (None, EndingResult()))
     if found.cause in _STARTS and _of(output, "complaint"):
         verdict = found.verdict.replace("Not decided", "Stuck", 1)
@@ -469,7 +471,9 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
         line = f"{line.rstrip('.')}, and then {after}" if after != line else line
         steps = advice_on("exception", line) or steps
     without = next(iter(_of(output, "cpu")), None)
-    if without is not None and _ABOUT_GPUS.search(f"{line} {_frames(event)[-_MAX_QUOTE:]}"):
+    if without is not None and words().search(
+        "about_gpus", f"{line} {_frames(event)[-_MAX_QUOTE:]}"
+    ):
         told, steps = _told(without)
         line = f"{told}: {line}"
     who = capitalized(name_ranks(ranks)) if ranks else "A process"
@@ -492,8 +496,6 @@ def _raised_then(event: OutputEvent, output: JobOutput) -> OutputEvent | None:
         then, seen = found, seen + 1
     return then if seen and _is_own(then) else None
 
-
-_ABOUT_GPUS = re.compile(r"(?i)gpu|device|replica|cuda")
 
 _MAX_CHAIN = 8
 _TO_NEXT = 4
@@ -865,8 +867,6 @@ def _crash(output: JobOutput) -> EndingResult | None:
 
 def _mismatch(output: JobOutput) -> EndingResult | None:
     events = _of(output, "mismatch")
-    if not events:
-        return None
     event = next((e for e in events if "other" in e.fields), events[0])
     fields, number, last = event.fields, event.number("seq"), event.number("other_seq")
     ranks = {e.rank for e in events if e.rank is not None}
@@ -977,8 +977,6 @@ def _ready(output: JobOutput) -> EndingResult | None:
 def _reached(output: JobOutput) -> EndingResult | None:
     """Ranks that waited in a monitored barrier for the rank that leads it."""
     events = _of(output, "reached")
-    if not events:
-        return None
     leader = int(events[0].fields["other"])
     text = f"{name_ranks(e.rank or 0 for e in events)} waited in a monitored barrier for rank "
     text += f"{leader}, which came too late, ended, or waited for a rank that its log names"
@@ -988,9 +986,7 @@ def _reached(output: JobOutput) -> EndingResult | None:
 
 def _joined(output: JobOutput) -> EndingResult | None:
     """A collective that all ranks launched, according to a report without positions."""
-    event = next(iter(_of(output, "joined")), None)
-    if event is None:
-        return None
+    event = _of(output, "joined")[0]
     text = f"{name_ranks(event.ranks())} launched collective {event.fields['seq']}, and it did not"
     return _stuck("unfinished", f"{text} finish: no rank is behind", event)
 
@@ -1140,16 +1136,12 @@ _UNNAMED = ", and its lines do not name that rank"
 
 def _frozen(output: JobOutput) -> EndingResult | None:
     events = _of(output, "frozen", "timeout")
-    if not events:
-        return None
     ranks = sorted({event.rank for event in events if event.rank is not None})
     event = min(events, key=lambda e: ("tag" not in e.fields, e.name == "npu-sync"))
-    if event.name == "npu-sync":
-        text = f"the NPU of {name_ranks(ranks) if ranks else 'a process'} did not end its work in "
-        text += "time: most often it waits in a collective for another rank, else for an operator"
-        return _stuck("frozen", text, event, *words().steps["waited"])
+    who = name_ranks(ranks) if ranks else "a process"
+    if says := _row(event).says:
+        return _stuck("frozen", says.format(who=who), event, *words().steps["waited"])
     if event.name in words().waited:
-        who = name_ranks(ranks) if ranks else "a process"
         fields, limit = event.fields, event.number("timeout_ms")
         whom = f"rank {fields['remote']}" if "remote" in fields else "another rank"
         if "device" in fields:
@@ -1165,8 +1157,7 @@ def _frozen(output: JobOutput) -> EndingResult | None:
             event,
             *words().steps["waited"],
         )
-    who = f"{'watchdogs' if len(ranks) > 1 else 'watchdog'} of "
-    who += name_ranks(ranks) if ranks else "a process"
+    dogs, whose = ("watchdogs", "their") if len(ranks) > 1 else ("watchdog", "its")
     seconds = max((event.number("seconds") or 0 for event in events), default=0)
     happened = f"made no progress for {seconds} s" if seconds else "timed out"
     suspects, behind = _with_fewest_pending(events)
@@ -1175,8 +1166,8 @@ def _frozen(output: JobOutput) -> EndingResult | None:
     return replace(
         _stuck(
             "frozen",
-            f"the {who} {happened}{where}, and {'their' if len(ranks) > 1 else 'its'} lines "
-            f"name no {'rank' if kinds else 'collective'}{behind}",
+            f"the {dogs} of {who} {happened}{where}, and {whose} lines name no "
+            f"{'rank' if kinds else 'collective'}{behind}",
             events[0],
             "Get the Python stacks of all ranks: py-spy dump --pid PID.",
             ranks=ranks if len(ranks) == 1 else (),
@@ -1223,9 +1214,7 @@ def _exited(output: JobOutput) -> EndingResult | None:
 
 
 def _stopped(output: JobOutput) -> EndingResult | None:
-    event = next(iter(_of(output, "stopped", "cancelled")), None)
-    if event is None:
-        return None
+    event = _of(output, "stopped", "cancelled")[0]
     name = _signal(event)
     if name == "SIGINT" and (began := _stands_at(output)):
         return began
@@ -1351,10 +1340,9 @@ def _twice(output: JobOutput) -> EndingResult | None:
 def _at_stage(output: JobOutput) -> EndingResult | None:
     """A stage of the start in which a job can stand, if the text ends there."""
     have_joined = any("complete" in e.fields for e in _of(output, "joining"))
-    events = [replace(e, line=max(e.line, e.again)) for e in _of(output, "stage", "preparing")]
-    is_closed = bool(_of(output, "closing"))
+    kinds = ("stage",) if _of(output, "closing") else ("stage", "preparing")
+    events = [replace(e, line=max(e.line, e.again)) for e in _of(output, *kinds)]
     events = [e for e in events if not (have_joined and e.name == "torch-join")]
-    events = [e for e in events if not (is_closed and e.yields == "preparing")]
     last = max(events, key=lambda e: e.line, default=None)
     if last is None or not _is_at_end(last, output, _LINES_AFTER.get(last.name, STAGE_LINES)):
         return None
@@ -1363,30 +1351,18 @@ def _at_stage(output: JobOutput) -> EndingResult | None:
         return None
     if last.yields == "stage":
         says, steps = _told(last)
-    else:
-        says, steps = _prepares(last), words().steps["preparing"]
-        says = says and f"the text ends while a process works: {says}"
-    return (
-        EndingResult(cause="stage", verdict=f"Not decided: {says}.", next_steps=steps)
-        if says
-        else None
-    )
-
-
-_COUNTER = re.compile(
-    r"(?i)(?:\b(?:iter(?:ation)?|step|batch|update|epoch|progress|sample)s?\b[\W_]{0,6}|\[)"
-    r"(\d{1,9})\b|(?<![\d/])(\d{1,9}) ?/ ?[1-9]\d{0,9}\b(?![/\d])|\b(\d{1,3})%\|"
-)
-_LOSS = re.compile(r"(?i)\bloss\b\W{1,6}\d")
+        return EndingResult(cause="stage", verdict=f"Not decided: {says}.", next_steps=steps)
+    text = f"the text ends while a process works: {_prepares(last)}"
+    return _undecided("stage", text, "preparing") if _prepares(last) else None
 
 
 def _went_on(after: Sequence[str]) -> bool:
     """Whether lines show that a job continued: a loss, or counters that differ."""
-    counted: dict[str, set[str]] = {}
-    for found in (one for line in after for one in _COUNTER.finditer(line)):
-        name = found.string[max(found.start() - 8, 0) : found.start()] + found[0][:2]
-        counted.setdefault(re.sub(r"\d", "", name), set()).add(found[found.lastindex or 0])
-    return any(map(_LOSS.search, after)) or any(len(numbers) > 1 for numbers in counted.values())
+    found = [one for line in after for one in re.finditer(words().patterns["counter"], line)]
+    names = [one.string[max(one.start() - 8, 0) : one.start()] + one[0][:2] for one in found]
+    names = [re.sub(r"\d", "", name) for name in names]
+    numbers = {(name, one[one.lastindex or 0]) for name, one in zip(names, found, strict=True)}
+    return len(numbers) > len({*names}) or any(words().search("loss", line) for line in after)
 
 
 def _stands_at(output: JobOutput) -> EndingResult | None:
@@ -1429,69 +1405,32 @@ def _joining(output: JobOutput) -> EndingResult | None:
 def _crossed(output: JobOutput) -> EndingResult | None:
     """Ranks of a pipeline whose schedules send before they receive what the other one sends."""
     rows = {e.number("own") or 0: e for e in _of(output, "schedule")}
-    left = {rank: deque(_ACTION.finditer(e.fields["actions"])) for rank, e in rows.items()}
-    while all(left.values()):
-        ends = {rank: _end_of(actions[0]) for rank, actions in left.items()}
-        ready = [r for r, end in ends.items() if not end or _other_end(end) in ends.values()]
+    action = words().patterns["action"]
+    left = {rank: [*re.finditer(action, e.fields["actions"])] for rank, e in rows.items()}
+    while len(left) > 1 and all(left.values()):
+        ends = {rank: _message(actions[0]) for rank, actions in left.items()}
+        both = Counter(ends.values())
+        ready = [rank for rank, end in ends.items() if end is None or both[end] > 1]
         if not ready:
-            break
+            told = (f"rank {rank} waits in {actions[0][0]}" for rank, actions in left.items())
+            text = f"the schedules cross: {', '.join([*told][:4])}, and no rank is at the other end"
+            event = next(iter(rows.values()))
+            return _stuck("stage", text, event, *words().steps["schedules"])
         for rank in ready:
-            left[rank].popleft()
-    if len(left) < 2 or not all(left.values()) or not _of(output, "complaint"):
-        return None
-    told = (f"rank {rank} waits in {actions[0][0]}" for rank, actions in left.items())
-    text = "the schedules cross: " + ", ".join([*told][:4])
-    steps = words().steps["schedules"]
-    return _stuck(
-        "stage", f"{text}, and no rank is at the other end", next(iter(rows.values())), *steps
-    )
+            del left[rank][0]
+    return None
 
 
-_ACTION = re.compile(r"(?i)\b(\d{1,4})(?:(send|recv)_?)?([FBWI])(\d{1,5})\b")
-
-
-def _end_of(action: re.Match[str]) -> tuple[str, str, str, int] | None:
-    """The end of a message that an action of a schedule is; None if it only computes."""
+def _message(action: re.Match[str]) -> tuple[str, str, int] | None:
+    """The kind, batch and sender of a message of a schedule; None if an action only computes."""
     stage, what, kind, batch = action.groups("")
-    return (what.upper(), kind.upper(), batch, int(stage)) if what else None
-
-
-def _other_end(end: tuple[str, str, str, int]) -> tuple[str, str, str, int]:
-    what, kind, batch, stage = end
-    step = 1 if (what == "SEND") == (kind == "F") else -1
-    return ("RECV" if what == "SEND" else "SEND", kind, batch, stage + step)
-
-
-def _unprinted(output: JobOutput) -> EndingResult | None:
-    """Ranks that did not print a line of which all others printed the next one."""
-    event = next(iter(_of(output, "complaint")), None)
-    printed: dict[str, set[int]] = {}
-    shapes: dict[int, set[str]] = {}
-    for line in output.ends.get(event.file, ()) if event else ():
-        plain = _STAMP.sub("", line)
-        if found := _TAG.search(plain):
-            text = f"{plain[: found.start(1)]}N{plain[found.end(1) :]}".strip()
-            printed.setdefault(text, set()).add(int(found[1]))
-            shapes.setdefault(int(found[1]), set()).add(re.sub(r"\d+", "0", text))
-    some = [text for text, ranks in printed.items() if 1 < len(ranks) < len(shapes)]
-    if event is None or not some or list(printed).index(some[-1]) < len(printed) - 3:
-        return None
-    ranks, shape = printed[some[-1]], re.sub(r"\d+", "0", some[-1])
-    late = {rank for rank, own in shapes.items() if rank not in ranks and shape in own}
-    if not 0 < len(late) <= len(ranks):
-        return None
-    text = f"{name_ranks(late)} did not print what {name_ranks(ranks)} did"
-    return _stuck("behind", f"{text}: “{some[-1][:_MAX_SAID]}”", event, ranks=late)
-
-
-_TAG = re.compile(r"(?i)\b(?:rank|cuda|gpu|process|worker)[ _:#=\[]{0,2}(\d{1,6})\b")
-_STAMP = re.compile(r"\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d(?:[.,]\d{1,9})?")
+    is_backward = kind.upper() != "F"
+    sender = int(stage) + (2 * is_backward - 1) * (what.upper() == "RECV")
+    return (kind.upper(), batch, sender) if what else None
 
 
 def _complained(output: JobOutput) -> EndingResult | None:
     """A text that says itself that the job stands still, and shows nothing else."""
-    if not _of(output, "complaint"):
-        return None
     shown = last_printed(output)
     found = "" if shown.startswith(_FIRST_TROUBLE) else ", but the text shows no reason"
     text = f"the job is said to stand still{found}. {shown}It holds no time-out, end or stack"
@@ -1505,11 +1444,11 @@ def last_printed(output: JobOutput) -> str:
     """
     told = {event.text[:_MAX_SAID] for event in _of(output, "complaint")}
     lines = [line.strip() for one in output.ends.values() for line in one]
-    lines = [x for x in lines if not _PROSE.match(x) and x[:_MAX_SAID] not in told]
+    lines = [x for x in lines if not words().search("prose", x) and x[:_MAX_SAID] not in told]
     if not lines or len(output.ends) > 1:
         return ""
-    whole = (x for x in lines if len(x) >= _MIN_SAID and not _HARMLESS.search(x))
-    trouble = next(filter(_TROUBLE.search, whole), "")
+    whole = (x for x in lines if len(x) >= _MIN_SAID and not words().search("harmless", x))
+    trouble = next((x for x in whole if words().search("trouble", x)), "")
     line = trouble or lines[-1]
     line = line if len(line) <= _MAX_SAID else f"…{line[-_MAX_SAID:].lstrip()}"
     return f"{_FIRST_TROUBLE if trouble else 'Its last line of output is'} “{line}”. "
@@ -1517,25 +1456,11 @@ def last_printed(output: JobOutput) -> str:
 
 _MIN_SAID = 16  # a shorter line, such as a heading, tells nothing
 _FIRST_TROUBLE = "The first trouble that it prints is"
-_TROUBLE = re.compile(
-    r"\b(?:WARN:|ERROR|FATAL|[Ee]rror|[Ff]ailed|[Ff]ailure|[Cc]ouldn't|refused|unreachable)\b"
-    r"|NCCL WARN|WARN: "
-)
-_HARMLESS = re.compile(
-    r"NCCL INFO|libibverbs|Warning:|WARNING|[Nn]o errors?\b|\b0 errors?\b|\berrors?=0|loss|--\w"
-)
 
 
-_PROSE = re.compile(
-    r"(?!.*\.\.\.$)(?:[^\d:=|\[\]_/]*|(?:[^\s:=|\[\]_/]+ ){3,99}[^\s:=|\[\]_/]+[.?!:])$"
-    r"|(?:.*?\b(?:I|my|it|but|when|the|is|are|this|and|so|any|can|how)\b){3}"
-)
-"""Sentences of people, and fences, in a text that they pasted."""
-
-
-def _aside(output: JobOutput) -> EndingResult | None:
+def _aside(_: JobOutput) -> EndingResult | None:
     """What a text shows whose only exception is one that is ignored."""
-    return _undecided("aside", words().alone["aside"], "aside") if _of(output, "aside") else None
+    return _undecided("aside", words().alone["aside"], "aside")
 
 
 def _calls(output: JobOutput) -> EndingResult | None:
@@ -1715,8 +1640,6 @@ def _is_at_end(event: OutputEvent, output: JobOutput, most: int = _NEAR_LINES) -
 
 def _nan(output: JobOutput) -> EndingResult | None:
     events = _of(output, "nan")
-    if not events:
-        return None
     event = min(events, key=lambda e: e.number("scale") or 0)
     is_once = len(events) == 1 and not (event.again or _is_at_end(event, output, 1))
     if is_once and _of(output, "complaint"):
@@ -1736,45 +1659,45 @@ def _nan(output: JobOutput) -> EndingResult | None:
     )
 
 
-_CAUSES: tuple[Callable[[JobOutput], EndingResult | None], ...] = (
-    _host_memory,
-    _xid,
-    _cancelled,
-    _own_errors,
-    _killed,
-    _crash,
-    _twice,
-    _mismatch,
-    _behind,
-    _missing,
-    _ready,
-    _reached,
-    _unreachable,
-    diagnose_positions,
-    _joined,
-    _store,
-    _died,
-    _peer,
-    _frozen,
-    _exited,
-    partial(_xid, cause="device"),
-    _stopped,
-    _waiting,
-    _nan,
-    _interrupted,
-    _cut,
-    _reported,
-    _mixed,
-    diagnose_stacks,
-    _crossed,
-    _unprinted,
-    _at_stage,
-    _joining,
-    _calls,
-    _set_up,
-    _closed,
-    partial(_cut, kind="frames"),
-    _complained,
-    _hinted,
-    _aside,
-)
+_CAUSES: dict[Callable[[JobOutput], EndingResult | None], tuple[str, ...]] = {
+    _host_memory: (),
+    _xid: ("xid",),
+    _cancelled: (),
+    _own_errors: (),
+    _killed: (),
+    _crash: (),
+    _twice: (),
+    _mismatch: ("mismatch",),
+    _behind: (),
+    _missing: (),
+    _ready: (),
+    _reached: ("reached",),
+    _unreachable: (),
+    diagnose_positions: (),
+    _joined: ("joined",),
+    _store: (),
+    _died: (),
+    _peer: (),
+    _frozen: ("frozen", "timeout"),
+    _exited: (),
+    partial(_xid, cause="device"): ("xid",),
+    _stopped: ("stopped", "cancelled"),
+    _waiting: (),
+    _nan: ("nan",),
+    _interrupted: (),
+    _cut: (),
+    _reported: (),
+    _mixed: (),
+    diagnose_stacks: (),
+    _crossed: ("complaint",),
+    _at_stage: (),
+    _joining: (),
+    _calls: (),
+    _set_up: (),
+    _closed: (),
+    partial(_cut, kind="frames"): (),
+    _complained: ("complaint",),
+    _hinted: (),
+    _aside: ("aside",),
+}
+"""Causes, each with the kinds of lines without one of which it is not tried."""

@@ -22,12 +22,6 @@ _UNEQUAL = ("ALLTOALL", "GATHER", "SCATTER", "SEND", "RECV", "COALESCED")
 _MAX_GAP = 1_000
 """A rank can be ahead of another in one group by what NCCL buffers: some dozens of broadcasts."""
 
-_OTHER_GROUPS = (
-    "The lines name no process group. If these ranks wait in different groups, their numbers do "
-    "not say who is behind.",
-)
-
-
 _MAX_QUOTE = 120
 _CUT_LINES = 2  # a fence, or the beginning of a line that is cut off
 
@@ -165,10 +159,7 @@ def _in_groups(waiting: Mapping[str, Sequence[EndingPosition]]) -> EndingResult:
         f"{'; '.join([*texts][:4])}. These are different process groups: in none of them did a "
         "rank print that is behind.",
         [one for some in waiting.values() for one in some],
-        alternatives=(
-            "If ranks launch the operations of these groups in different orders, for example from "
-            "two threads, they wait for each other in a circle.",
-        ),
+        alternatives=words().steps["different groups"],
     )
 
 
@@ -331,7 +322,11 @@ def _behind(
         ranks=tuple(one.rank for one in late if one.is_global),
         why=(f"The ranks ran different numbers of collectives{path}.",),
     )
-    return replace(found, alternatives=_OTHER_GROUPS) if is_nameless and gap > _MAX_GAP else found
+    return (
+        replace(found, alternatives=words().steps["unnamed groups"])
+        if is_nameless and gap > _MAX_GAP
+        else found
+    )
 
 
 def _mismatch(waiting: Sequence[EndingPosition]) -> str | None:

@@ -13,8 +13,6 @@ from distprof.sections.ending import STUCK, EndingResult, EndingStack
 from distprof.sections.ending.words import words
 from distprof.units import name_ranks
 
-_ONE_SNAPSHOT = "A single snapshot may show a job that runs: dump the stacks again after a minute."
-
 _SHARED = ("collective", "backward", "set-up")
 """Activities in which a rank waits for the others of its group."""
 
@@ -91,7 +89,7 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
             state=STUCK if held or (waiting and count > 1) else "",
             cause="stacks",
             verdict=said,
-            alternatives=(_ONE_SNAPSHOT,) if held else (),
+            alternatives=words().steps["one snapshot"] if held else (),
             next_steps=(
                 *_steps(busy or held or stacks[-3:]),
                 *words().steps["all stacks"],
@@ -115,7 +113,7 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
         f"{of_worker}.",
         ranks=ranks,
         why=("A collective ends only when every rank of its group has launched it.",),
-        alternatives=(_ONE_SNAPSHOT,),
+        alternatives=words().steps["one snapshot"],
         next_steps=(
             f"Find out why {_call(elsewhere[0])} does not return on {_who(elsewhere[0])}.",
             *_steps(busy or elsewhere[:1]),
@@ -177,9 +175,7 @@ def _apart(waiting: Sequence[EndingStack]) -> EndingResult:
             if all(re.match("i?send", _call(one)) for one in waiting)
             else "If these are of one process group, the ranks took different paths.",
         ),
-        alternatives=(
-            "Collectives of different process groups may wait for one that no stack shows.",
-        ),
+        alternatives=words().steps["different collectives"],
         next_steps=words().steps["paths"],
     )
 

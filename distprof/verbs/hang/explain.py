@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from distprof.sections.ending.words import words
 from distprof.units import capitalized, format_duration, name_ranks
 from distprof.verbs.hang import HangEvidence, HangKind, HangState, Stop
 from distprof.verbs.hang.divergence import Point, waits
@@ -91,9 +92,7 @@ def _stopped(evidence: HangEvidence, stop: Stop, suspects: Sequence[int]) -> Exp
             f"show the operation.{who}"
         ),
         why=(*exited, *_places(evidence)),
-        alternatives=(
-            "A long evaluation, checkpoint or download between two steps looks the same.",
-        ),
+        alternatives=words().steps["long phase"],
         next_steps=(
             "Find the line of code that each rank is in: distprof attach RUN --stacks.",
             "Match the sends and receives of the ranks by hand: gloo does not record them.",
@@ -125,10 +124,7 @@ def _in_flight(found: Diagnosis) -> Explanation:
             "If the job has made no progress for minutes, the operation itself does not finish: "
             "suspect the network or a GPU.",
         ),
-        next_steps=(
-            "Dump again a minute later. If the same operation is still in flight, it is stuck.",
-            "Look for NCCL warnings, Xid errors and failed links on the group's hosts.",
-        ),
+        next_steps=words().steps["in flight"],
     )
 
 

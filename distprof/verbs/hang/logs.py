@@ -24,6 +24,7 @@ from distprof.run.logs import JobOutput
 from distprof.sections.ending import FAILED, EndingPosition, EndingResult
 from distprof.sections.ending.measure import UNSAID, about_of, last_printed
 from distprof.sections.ending.positions import operation_kind
+from distprof.sections.ending.words import words
 from distprof.sections.table import counted
 from distprof.terms import Confidence
 from distprof.units import NS_PER_S, name_ranks
@@ -180,14 +181,6 @@ _KINDS = {
     "silent": HangKind.NEVER_LAUNCHED,
     "unfinished": HangKind.LAUNCHED_NOT_FINISHED,
 }
-_UNDECIDED_STEPS = (
-    "Name the whole output of all ranks and of the launcher: distprof hang 'logs/*'.",
-    "If the job still stands, put each rank's stack (py-spy dump --pid PID) into a folder of "
-    "files such as rank0.txt, and name it: distprof hang stacks/.",
-    "To have dumps after the next time-out, set TORCH_FR_BUFFER_SIZE=2000 and "
-    "TORCH_NCCL_DUMP_ON_TIMEOUT=1, and name their folder.",
-    "If the job is slow rather than stuck: distprof analyze LOG.",
-)
 _PRECEDENCE = ("timeout", "device", "peer", "nccl", "error")
 
 
@@ -244,7 +237,7 @@ def report_of_output(evidence: HangEvidence, ending: EndingResult, version: str)
         or tuple(sorted({evidence.hosts.get(r, "") for r in ending.ranks} - {""})),
         why=ending.why,
         alternatives=ending.alternatives,
-        next_steps=ending.next_steps or _UNDECIDED_STEPS,
+        next_steps=ending.next_steps or words().steps["undecided"],
         dumps=tuple(dump.rank for dump in evidence.dumps),
         groups=_groups(ending),
         ranks=tuple(map(_position, ending.positions)),
