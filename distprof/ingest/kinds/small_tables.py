@@ -856,10 +856,9 @@ def _text(source: str) -> str:
 
 
 def read_scaling(source: str) -> ScalingTable:
-    """Read throughput by the number of GPUs, or of what a text compares."""
+    """Read throughput by the number of GPUs."""
     data = whole(source, SCALING_BOUND.num_bytes, _refuse_scaling)
-    text = data.decode("utf-8", "replace")
-    return _scaling(text) or _compared(text) or _refuse_scaling(source, "fewer than two")
+    return _scaling(data.decode("utf-8", "replace")) or _refuse_scaling(source, "fewer than two")
 
 
 SCALING = Source(
@@ -888,7 +887,7 @@ COMPARED = Source(
     origin="speeds that a text compares",
     name="speeds that a text compares",
     fits=fits_compared,
-    read=read_scaling,
+    read=lambda source: _compared(_text(source)) or _refuse_scaling(source, "fewer than two"),
     is_in_others=True,
 )
 
