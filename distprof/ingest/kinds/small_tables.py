@@ -384,7 +384,8 @@ _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 _TIMES = {"half": 0.5, "twice": 2, "double": 2, "two": 2, "three": 3, "triple": 3, "four": 4}
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0,
             "秒": 1.0, "分": 60.0, "小": 3600.0, "天": 86400.0}  # fmt: skip
-_MOST_WORDS = 6  # Of a name in a sentence
+_MOST_WORDS = 7  # Of a name in a sentence
+_MOST_APART = 100  # Ratio of times that are hardly those of the same work
 _NEAR = 40  # Characters before a speed that may name a part of an iteration
 _FEWEST_REPORTS = 3  # of a log that says more than words next to it
 _SAME_SPEED = 0.95  # Share of a speed from which another is the same
@@ -733,6 +734,7 @@ class _Said(NamedTuple):
     def names_a_run(self) -> bool:
         """Whether the words are a name: a list has those, and where, with what, a number."""
         has_letters = any(map(str.isalpha, self.name)) and not _MARKUP & {*self.name}
+        has_letters &= "|" not in self.before
         if not has_letters or _PATTERNS["of_steps"].match(self.name):
             return False
         looks_like_one = self.is_contrasted or _PATTERNS["name"].search(self.name)
@@ -777,16 +779,26 @@ def _said_in(line: str, title: str) -> Iterator[_Said]:
     parts = [_PATTERNS["break"].split(some) for some in texts]
     before = [_name_before(some) for some in (texts[0], *(some[-1] for some in parts[1:-1]))]
     after = [_name(_PATTERNS["clause"].split(some[0])) for some in parts[1:]]
-    names = next((some for some in (before, after) if all(some)), [""] * len(values))
-    is_contrasted = bool(_PATTERNS["contrast"].search(" ".join(texts[:-1])))
-    for name, text, value in zip(names, texts, values, strict=False):
-        above = _name_before(title)
-        yield _Said(name, above, text, value.kind, value.per_s, is_contrasted)
+    is_contrasted = any(map(_PATTERNS["contrast"].search, texts[1:-1]))
+    is_contrasted |= _PATTERNS["contrast"].match(line.lstrip()) is not None
+    above = _name_before(title)
+    named = (
+        [
+            _Said(name, above, text, value.kind, value.per_s, is_contrasted)
+            for name, text, value in zip(names, texts, values, strict=False)
+        ]
+        for names in (before, after)
+    )
+    is_where = _PATTERNS["preposition"].match
+    yield from max(
+        named, key=lambda some: sum(o.names_a_run + bool(is_where(o.name)) for o in some)
+    )
 
 
 def _compared(text: str) -> ScalingTable | None:
     """Speeds of several ways or moments that a short text compares."""
-    found = [*_said(_lines(text))] if len(text) <= _SHORT else []
+    is_long = len(text) > _SHORT or _PATTERNS["formula"].search(text)
+    found = [] if is_long else [*_said(_lines(text))]
     for kind in ("iterations", "rate", "each", "time"):
         said = [one for one in found if one.kind == kind]
         if len(said) > 1 and not any(one.is_of_a_part for one in said):
@@ -818,8 +830,9 @@ def _ways(said: Sequence[_Said]) -> ScalingTable | None:
     runs = {name: rate for name, rate in named.items() if _PATTERNS["of_runs"].match(name)}
     chosen = next((some for some in (runs, named, below) if len(some) > 1), {})
     slowest, fastest = min(chosen.values(), default=1), max(chosen.values(), default=1)
-    differs = slowest < _SAME_SPEED * fastest
-    return _by_name(chosen, "ways") if chosen and (differs or chosen is below) else None
+    differs = slowest < _SAME_SPEED * fastest or chosen is below
+    are_alike = said[0].kind != "time" or fastest < _MOST_APART * slowest
+    return _by_name(chosen, "ways") if chosen and differs and are_alike else None
 
 
 def fits_scaling(source: str) -> bool:
@@ -843,10 +856,9 @@ def _text(source: str) -> str:
 
 
 def read_scaling(source: str) -> ScalingTable:
-    """Read throughput by the number of GPUs, or of what a text compares."""
+    """Read throughput by the number of GPUs."""
     data = whole(source, SCALING_BOUND.num_bytes, _refuse_scaling)
-    text = data.decode("utf-8", "replace")
-    return _scaling(text) or _compared(text) or _refuse_scaling(source, "fewer than two")
+    return _scaling(data.decode("utf-8", "replace")) or _refuse_scaling(source, "fewer than two")
 
 
 SCALING = Source(
@@ -875,7 +887,7 @@ COMPARED = Source(
     origin="speeds that a text compares",
     name="speeds that a text compares",
     fits=fits_compared,
-    read=read_scaling,
+    read=lambda source: _compared(_text(source)) or _refuse_scaling(source, "fewer than two"),
     is_in_others=True,
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from distprof.bounds import table_beside
 from distprof.escape import fitting, short_ranks
 from distprof.sections.parts import Part, amount_text, each_window, window_word
 from distprof.sections.shares import latest_by_chance
@@ -22,18 +23,7 @@ SHORT = 12
 """``(ranks - 1) * (steps - 1)`` below which a recording may be too short to prove that a rank is
 slow: LEAST_FREEDOM of :mod:`distprof.sections.stragglers.slowness`."""
 
-_CAUSE_ACTIONS = {
-    StragglerCause.SLOW_DEVICE: (
-        "It runs the same kernels slower: check its clocks and temperature."
-    ),
-    StragglerCause.MORE_WORK: "It has more to compute: balance the work.",
-    StragglerCause.LATE_HOST: "Its CPU launches late: look at what that CPU does.",
-    StragglerCause.SLOW_COPIES: "Its copies are slow: look at its PCIe link.",
-    StragglerCause.LATE_INPUT: "Its input arrives late: look at its data loading.",
-    StragglerCause.CPU_TAKEN: "Other processes take its CPU.",
-    StragglerCause.TRACING: "It computes longer only while it is traced.",
-    StragglerCause.UNKNOWN: "Look at what it does before its collectives.",
-}
+_CAUSE_ACTIONS: dict[str, str] = table_beside(__package__, "causes.toml")
 
 
 def culprits(report: Report) -> tuple[RankStraggler, ...]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from distprof.artefacts.files import write_atomically
 from distprof.artefacts.summary_file import SUMMARY_SCHEMA, SummaryFile
-from distprof.bounds import Bound, decode_json, expanded, read_plain, within
+from distprof.bounds import Bound, decode_json, expanded, read_plain, table_beside, within
 from distprof.errors import DistprofError, InputError
 from distprof.remote import file_system
 from distprof.verbs.history import series_of
@@ -152,34 +152,7 @@ def _left_out(what: str, why: str) -> str:
 
 # Rows, and the files that hold them ---------------------------------------------------------------
 
-COLUMNS: dict[str, str] = {
-    "created_ns": "int64",
-    "git_commit": "string",
-    "label": "string",
-    "source": "string",
-    "series": "string",
-    "workload": "string",
-    "strategy": "string",
-    "device": "string",
-    "backend": "string",
-    "world_size": "int64",
-    "num_nodes": "int64",
-    "step_ns": "int64",
-    "num_steps": "int64",
-    "is_traced": "bool",
-    "tokens_per_step": "float64",
-    "samples_per_step": "float64",
-    "overlap_ratio": "float64",
-    "exposed_comm_ratio": "float64",
-    "bubble_ratio": "float64",
-    "imbalance_ratio": "float64",
-    "expert_imbalance_ratio": "float64",
-    "mfu_ratio": "float64",
-    "peak_memory_bytes": "int64",
-    "energy_per_step_j": "float64",
-    "versions": "string",
-    "summary": "string",
-}
+COLUMNS: dict[str, str] = table_beside(__package__, "columns.toml")["columns"]
 """Columns and their types; ``step_ns`` is the median step, ``summary`` the whole summary as JSON.
 
 ``series`` is the same for comparable runs: the same job on the same hardware.
