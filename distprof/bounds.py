@@ -292,8 +292,9 @@ class GzipLimit(msgspec.Struct):
 _MOST_FOR_NOTHING = 1 << 20
 
 
-def table_beside(package: str, name: str) -> dict[str, Any]:
-    """The TOML table next to the code of a package of distprof."""
+@cache
+def table_beside(package: str, name: str) -> Mapping[str, Any]:
+    """The TOML table next to the code of a package of distprof, read once."""
     import tomllib  # neither is needed within a training process
     from importlib import resources
 

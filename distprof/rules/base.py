@@ -6,7 +6,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from inspect import signature
 from pathlib import Path
 from typing import ClassVar, Self, TypeAlias, get_type_hints
@@ -84,15 +84,12 @@ def examples() -> Mapping[str, Sequence[str]]:
     return msgspec.json.decode(EXAMPLES_FILE.read_bytes(), type=dict[str, tuple[str, ...]])
 
 
-_advice = cache(partial(table_beside, __package__, "advice.toml"))
-
-
 def advice(problem: str, case: str = "", **parts: object) -> str:
     """What to do about the problem of a rule, or about one case of it, as ``advice.toml`` says.
 
     ``{name}`` in it stands for one of ``parts``.
     """
-    found = _advice()[problem]
+    found = table_beside(__package__, "advice.toml")[problem]
     text: str = found[case] if case else found
     return text.format(**parts)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from distprof.escape import fitting, short_ranks
 from distprof.sections.parts import Part, amount_text, each_window, window_word
 from distprof.sections.shares import latest_by_chance
-from distprof.sections.stragglers import RankStraggler, StragglerSet
+from distprof.sections.stragglers import RankStraggler, StragglerSet, words
 from distprof.sections.table import Column, TableView, counted, rows_table
 from distprof.terms import StragglerCause, StragglerPattern
 from distprof.units import capitalized, format_duration, format_ratio, name_ranks
@@ -21,19 +21,6 @@ MAX_STRAGGLERS_SHOWN = 5
 SHORT = 12
 """``(ranks - 1) * (steps - 1)`` below which a recording may be too short to prove that a rank is
 slow: LEAST_FREEDOM of :mod:`distprof.sections.stragglers.slowness`."""
-
-_CAUSE_ACTIONS = {
-    StragglerCause.SLOW_DEVICE: (
-        "It runs the same kernels slower: check its clocks and temperature."
-    ),
-    StragglerCause.MORE_WORK: "It has more to compute: balance the work.",
-    StragglerCause.LATE_HOST: "Its CPU launches late: look at what that CPU does.",
-    StragglerCause.SLOW_COPIES: "Its copies are slow: look at its PCIe link.",
-    StragglerCause.LATE_INPUT: "Its input arrives late: look at its data loading.",
-    StragglerCause.CPU_TAKEN: "Other processes take its CPU.",
-    StragglerCause.TRACING: "It computes longer only while it is traced.",
-    StragglerCause.UNKNOWN: "Look at what it does before its collectives.",
-}
 
 
 def culprits(report: Report) -> tuple[RankStraggler, ...]:
@@ -67,8 +54,9 @@ def wait_words(report: Report, wait: Part) -> tuple[str, str]:
         return who, f"{amount}. Find what these ranks have in common."
     first = late[0]
     share = f"{format_ratio(first.share_of_step_ratio)} of {each_window(report)}"
+    action = words()["action"][first.cause]
     return f"Rank {first.rank} holds the others up: {share}", (
-        f"They wait {format_duration(first.lost_ns_per_step)} for it. {_CAUSE_ACTIONS[first.cause]}"
+        f"They wait {format_duration(first.lost_ns_per_step)} for it. {action}"
     )
 
 

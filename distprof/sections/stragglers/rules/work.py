@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.escape import few_ranks
-from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.rules.base import Draft, Limit, Limits, advice, rule
 from distprof.sections.collectives import CollectivesResult
 from distprof.sections.pipeline import PipelineResult
 from distprof.sections.shares import WIDER_WAIT
 from distprof.sections.stragglers import SequenceImbalance, StragglersResult
-from distprof.sections.stragglers.rules.ranks import words
 from distprof.sections.whatif import Cause, CauseKind, WhatIfResult, causes_of, limiting_stage
 from distprof.terms import Confidence, Severity
 from distprof.units import capitalized, format_duration, format_ratio, name_ranks
@@ -101,7 +100,7 @@ def uneven_operations(
                 f"{capitalized(_because(whatif, cause))} {_SAVES.get(kind, _SAVES_EVENNESS)} "
                 f"{format_duration(gain_ns)}{'' if kind is CauseKind.WORKERS else ' of each step'}."
             ),
-            fix=words()["fix_of_operations"][kind],
+            fix=advice("uneven-operations", kind),
             cost_ns_per_step=gain_ns,
             confidence=Confidence.MODELLED,
             ranks=of_stage if is_stage else cause.scenario.ranks,
