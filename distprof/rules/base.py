@@ -65,8 +65,11 @@ class Page(msgspec.Struct, frozen=True):
         return Page(sections)
 
 
-def parse_page(text: str) -> Page:
-    """Split a docstring into its ``##`` sections; what comes before them says what is detected."""
+def parse_page(text: str, shared: str = "") -> Page:
+    """Split a page into its ``##`` sections; what comes before them says what is detected.
+
+    It also has the sections of ``shared`` that it does not write itself.
+    """
     sections: dict[str, list[str]] = {}
     current = sections.setdefault(HEADINGS[0], [])
     for line in inspect.cleandoc(text).splitlines():
@@ -75,7 +78,11 @@ def parse_page(text: str) -> Page:
         else:
             current.append(line)
     joined = {name: "\n".join(lines).strip() for name, lines in sections.items()}
-    return Page({name: words for name, words in joined.items() if words})
+    found = {name: words for name, words in joined.items() if words}
+    if shared:
+        found = {**parse_page(shared).sections, **found}
+        found = {heading: found[heading] for heading in HEADINGS}
+    return Page(found)
 
 
 @cache
@@ -227,29 +234,37 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rule(
-    code: str, severity: Severity, *, since: str = "0.1.0", costs_time: bool = True, **limits: Limit
+    code: str,
+    severity: Severity,
+    *,
+    pages: Mapping[str, str] | None = None,
+    since: str = "0.1.0",
+    costs_time: bool = True,
+    **limits: Limit,
 ) -> Callable[[Check], Rule]:
     """Turn a check function into a :class:`Rule`.
 
     The types of its parameters are the results that it needs; the last parameter is ``limits``. The
-    name and page of the rule are the name and docstring of the function.
+    name of the rule is that of the function, and its page the function's docstring; or, if there is
+    a table of pages, what the docstring says is detected, and the sections in the table.
     """
 
     def decorate(check: Check) -> Rule:
         hints = get_type_hints(check)
         *results, _limits = signature(check).parameters
-        for name in results:
-            if name not in hints:
-                raise TypeError(f"{check.__module__}: the check's parameter {name!r} has no type")
+        for needed in results:
+            if needed not in hints:
+                raise TypeError(f"{check.__module__}: the check's parameter {needed!r} has no type")
+        name = check.__name__.replace("_", "-")
         return Rule(
             code=code,
-            name=check.__name__.replace("_", "-"),
+            name=name,
             severity=severity,
             since=since,
-            needs=tuple(hints[name] for name in results),
+            needs=tuple(hints[needed] for needed in results),
             limits=limits,
             costs_time=costs_time,
-            doc=parse_page(check.__doc__ or ""),
+            doc=parse_page(check.__doc__ or "", pages["shared"] + pages[name] if pages else ""),
             check=check,
         )
 
