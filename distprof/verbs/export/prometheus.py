@@ -13,12 +13,13 @@ import msgspec
 
 from distprof.artefacts import REPORT_FILE
 from distprof.artefacts.records import StepRecord
+from distprof.bounds import table_beside
 from distprof.documents.document import write_file
 from distprof.documents.saved import load_report
 from distprof.errors import DistprofError, InputError, MissingExtraError
 from distprof.ingest.job.growing import LiveRank, LiveRun
 from distprof.ingest.recognise import Kind, kind_of
-from distprof.sections.metrics import METRICS, seconds
+from distprof.sections.metrics import METRICS
 from distprof.verbs.sources import cannot_listen
 
 if TYPE_CHECKING:
@@ -74,122 +75,55 @@ _OF_REPORT = {
 
 # Of a live run ------------------------------------------------------------------------------------
 
-Read = Callable[[LiveRank], float | None]
 
-
-def _family(name: str, kind: _Kind, meaning: str, labels: tuple[str, ...] = ()) -> Family:
+def _family(row: Mapping[str, Any], *labels: str) -> Family:
+    name, kind, meaning = row["name"], row["kind"], row["meaning"]
     return Family(name=f"distprof_{name}", kind=kind, meaning=meaning, labels=labels)
 
 
-def _rank(name: str, kind: _Kind, meaning: str) -> Family:
-    return _family(name, kind, meaning, ("rank",))
+_TABLE = table_beside(__package__, "families.toml")
+_JOB = {row["name"]: _family(row) for row in _TABLE["job"]}
+_OF_RANK = {_family(row, "rank"): row["field"] for row in _TABLE["rank"]}
+_PARTS = {_family(row, "rank", row["label"]): row["field"] for row in _TABLE["parts"]}
 
 
-def _of_memory(field: str) -> Read:
-    return lambda rank: getattr(rank.memory, field, None)
-
-
-def _of_sensors(field: str, factor: float = 1) -> Read:
-    def read(rank: LiveRank) -> float | None:
-        value = getattr(rank.sensors, field, None)
-        return None if value is None else value * factor
-
-    return read
-
-
-_OF_RANK: Mapping[Family, Read] = {
-    _rank("steps_total", "counter", "Steps that the rank completed."): lambda r: r.num_steps,
-    _rank("step_seconds_total", "counter", "Time of these steps."): lambda r: r.steps_ns / 1e9,
-    _rank("tokens_total", "counter", "Tokens of these steps."): lambda r: r.tokens,
-    _rank("samples_total", "counter", "Samples of these steps."): lambda r: r.samples,
-    _rank(
-        "last_step_end_timestamp_seconds", "gauge", "End of the last step, since the epoch."
-    ): lambda r: seconds(None if r.last is None else r.last.end_ns),
-    _rank("loss", "gauge", "Loss of the last step."): lambda r: getattr(r.last, "loss", None),
-    _rank(
-        "collective_seconds_total",
-        "counter",
-        "Time of collectives and messages on the GPU, including waits for other ranks.",
-    ): lambda r: seconds(r.collectives_ns),
-    _rank("memory_allocated_bytes", "gauge", "Memory of tensors on the GPU."): _of_memory(
-        "allocated_bytes"
-    ),
-    _rank("memory_resident_bytes", "gauge", "Resident memory of the process."): _of_memory(
-        "rss_bytes"
-    ),
-    _rank("gpu_power_watts", "gauge", "Power of the GPU."): _of_sensors("power_w"),
-    _rank("gpu_temperature_celsius", "gauge", "Temperature of the GPU."): _of_sensors(
-        "temperature_c"
-    ),
-    _rank("gpu_sm_clock_hertz", "gauge", "Clock of the GPU."): _of_sensors("sm_clock_mhz", 1e6),
-    _rank("gpu_utilization_ratio", "gauge", "Share of time with a kernel running."): _of_sensors(
-        "gpu_utilization_ratio"
-    ),
-}
-
-_PHASES = _family(
-    "phase_seconds_total",
-    "counter",
-    "Time of a phase of the steps: input, forward, backward, optimizer or other.",
-    ("rank", "phase"),
-)
-_THREAD = _family(
-    "thread_seconds_total",
-    "counter",
-    "Time of the training thread in the steps: running on a CPU, waiting_for_cpu, or "
-    "waiting_for_input. On CPU ranks, the sum is the rank's own time.",
-    ("rank", "state"),
-)
-_JOB = {
-    "ranks": _family("job_ranks", "gauge", "Ranks that completed a step."),
-    "steps_total": _family(
-        "job_steps_total", "counter", "Steps that all of these ranks completed."
-    ),
-    "step_median_seconds": _family(
-        "job_step_median_seconds",
-        "gauge",
-        "Median over ranks of the median duration of their last steps.",
-    ),
-    "step_slowest_seconds": _family(
-        "job_step_slowest_seconds",
-        "gauge",
-        "Median duration of the last steps on the slowest rank.",
-    ),
-    "bad_lines_total": _family(
-        "job_bad_lines_total", "counter", "Lines of records that could not be read."
-    ),
-}
+def _value(rank: LiveRank, field: str) -> float | None:
+    """A field of a rank in base units; None if it is unknown."""
+    value: Any = rank
+    for name in field.split("."):
+        value = getattr(value, name, None)
+    if value is None:
+        return None
+    if field.endswith("_ns"):
+        return float(value / 1e9)
+    return float(value * 1e6) if field.endswith("_mhz") else value
 
 
 def families_of_run(run: LiveRun) -> SampledFamilies:
     """The families of a live run, as of the last look at it."""
     begun = [rank for rank in run.ranks.values() if rank.num_steps]
     num_bad = sum(rank.num_bad for rank in run.ranks.values())
-    values: dict[str, float] = {"ranks": len(begun), "bad_lines_total": num_bad}
+    values: dict[str, float] = {"job_ranks": len(begun), "job_bad_lines_total": num_bad}
     if begun:
         medians = [statistics.median(rank.recent_ns) / 1e9 for rank in begun]
-        values["steps_total"] = min(rank.num_steps for rank in begun)
-        values["step_median_seconds"] = statistics.median(medians)
-        values["step_slowest_seconds"] = max(medians)
+        values["job_steps_total"] = min(rank.num_steps for rank in begun)
+        values["job_step_median_seconds"] = statistics.median(medians)
+        values["job_step_slowest_seconds"] = max(medians)
     found = {_JOB[name]: [Sample(labels=(), value=value)] for name, value in values.items()}
     return found if len(run.ranks) > MAX_RANKS else {**found, **dict(_of_ranks(begun))}
 
 
 def _of_ranks(ranks: Sequence[LiveRank]) -> Iterator[tuple[Family, list[Sample]]]:
-    for family, read in _OF_RANK.items():
-        known = ((str(rank.rank), read(rank)) for rank in ranks)
+    for family, field in _OF_RANK.items():
+        known = ((str(rank.rank), _value(rank, field)) for rank in ranks)
         samples = [Sample(labels=(name,), value=v) for name, v in known if v is not None]
         if samples:
             yield family, samples
-    parts = {
-        _PHASES: [rank.phases_ns for rank in ranks],
-        _THREAD: [rank.thread_ns for rank in ranks],
-    }
-    for family, of_ranks in parts.items():
+    for family, field in _PARTS.items():
         samples = [
             Sample(labels=(str(rank.rank), name), value=ns / 1e9)
-            for rank, part_ns in zip(ranks, of_ranks, strict=True)
-            for name, ns in sorted(part_ns.items())
+            for rank in ranks
+            for name, ns in sorted(getattr(rank, field).items())
         ]
         if samples:
             yield family, samples
@@ -197,7 +131,7 @@ def _of_ranks(ranks: Sequence[LiveRank]) -> Iterator[tuple[Family, list[Sample]]
 
 def all_families() -> tuple[Family, ...]:
     """Every family that an exporter may send."""
-    return (*_JOB.values(), *_OF_RANK, _PHASES, _THREAD, *_OF_REPORT.values())
+    return (*_JOB.values(), *_OF_RANK, *_PARTS, *_OF_REPORT.values())
 
 
 class Observed:
