@@ -149,11 +149,7 @@ def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def read_plain(path: str | os.PathLike[str], most: int) -> bytes:
-    """Read a whole file, or a pipe that has a writer.
-
-    Args:
-        path: The file.
-        most: Largest accepted size in bytes.
+    """Read a whole file of at most ``most`` bytes, or a pipe that has a writer.
 
     Raises:
         TooLargeError: If it is larger.

@@ -362,9 +362,8 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
     def _hidden(self, made: Made, gains: Mapping[str, int], best: str) -> tuple[str, ...]:
         """Faults of ranks that recover little one by one, because each hides the others.
 
-        Returns:
-            The faults that add to the joint gain, largest gain first; empty if together they are
-            not worth a place in the plan, or recover far less than another change.
+        Those that add to the joint gain, largest first; empty if together they are not worth a
+        place in the plan, or recover far less than another change.
         """
         faults = (what for what in gains if _action(what)[1] is _Class.FAULT)
         few = {what for what in faults if self.changes[what].ranks}
