@@ -13,17 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import IntEnum
+from functools import cache
 from typing import Protocol, TypeAlias
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from distprof.bounds import table_beside
 from distprof.costs.known_schedules import SCHEDULES
 from distprof.costs.prediction import Candidate, StageWork, predict
 from distprof.schema import Int64Array
-from distprof.sections.computation import Saves
-from distprof.sections.idle import CPU_OPTIMIZER
 from distprof.sections.pipeline import (
     MICRO_BATCHES,
     SCHEDULE,
@@ -189,46 +189,12 @@ class _Class(IntEnum):
     TUNING = 2
 
 
-_ACTIONS: tuple[tuple[str, _Class, int, str], ...] = (
-    ("rank ", _Class.FAULT, 0, "{} fixed"),
-    ("ranks ", _Class.FAULT, 1, "{} fixed"),
-    ("link ", _Class.FAULT, 1, "links of {} fixed"),
-    ("expert-imbalance", _Class.FAULT, 1, "experts balanced"),
-    ("hardware ", _Class.FAULT, 1, "{} at its best bandwidth"),
-    ("slowest-workers", _Class.FAULT, 0, "{} fixed"),
-    ("kind ", _Class.FAULT, 1, "{} at its median"),
-    ("stage-imbalance", _Class.FAULT, 2, "stages balanced"),
-    ("uneven-input", _Class.FAULT, 2, "input evened out"),
-    ("micro-batch-imbalance", _Class.FAULT, 2, "micro-batches evened out"),
-    ("even-work", _Class.FAULT, 2, "work evened out"),
-    ("repeated gradients", _Class.SHARED, 0, "gradients reduced once per update"),
-    ("input", _Class.SHARED, 1, "input always ready"),
-    ("sync-calls", _Class.SHARED, 1, "synchronising calls removed"),
-    (CPU_OPTIMIZER, _Class.SHARED, 1, "optimizer on the GPU"),
-    ("pause ", _Class.SHARED, 1, "{} out of the step"),
-    (Saves.FUSED_ATTENTION, _Class.SHARED, 1, "attention fused"),
-    (Saves.TENSOR_CORES, _Class.SHARED, 1, "products on tensor cores"),
-    (Saves.NO_RECOMPUTATION, _Class.SHARED, 1, "activations kept"),
-    ("launch-gaps", _Class.SHARED, 2, "launches on time"),
-    ("late ranks", _Class.SHARED, 3, "no waiting for late ranks"),
-    ("copies", _Class.TUNING, 0, "copies overlapped"),
-    (Saves.FUSED_LOSS, _Class.TUNING, 0, "loss fused"),
-    (Saves.FUSED_OPTIMIZER, _Class.TUNING, 0, "optimizer fused"),
-    (Saves.PADDED_PRODUCTS, _Class.TUNING, 0, "dimensions padded"),
-    (Saves.ONE_LAYOUT, _Class.TUNING, 0, "layouts kept"),
-    (Saves.UNSET_GRADIENTS, _Class.TUNING, 0, "gradients dropped"),
-    (Saves.SPREAD_INDICES, _Class.TUNING, 0, "indexing spread out"),
-    (Saves.FUSED_DROPOUT, _Class.TUNING, 0, "dropout fused"),
-    (Saves.NARROW_CASTS, _Class.TUNING, 0, "casts left out"),
-    (Saves.MERGED_KERNELS, _Class.TUNING, 1, "kernels merged"),
-    ("small collectives", _Class.TUNING, 0, "small collectives merged"),
-    (MICRO_BATCHES, _Class.TUNING, 1, "more micro-batches"),
-    (SCHEDULE, _Class.TUNING, 1, "another schedule"),
-    ("overlap", _Class.TUNING, 1, "communication overlapped"),
-)
-"""Changes that can be made: key, or prefix of the key; class; how much of its class it covers; and
-the change as a fact, in words. Other scenarios, such as transfers that take no time, are bounds and
-not changes."""
+@cache
+def _actions() -> tuple[tuple[str, _Class, int, str], ...]:
+    """Changes that can be made: key, class, how much of its class it covers, and what is done."""
+    table = table_beside(__package__, "changes.toml")
+    return tuple((key, kind, *rest) for kind in _Class for key, *rest in table[kind.name.lower()])
+
 
 _COMMON = ("late ranks", "overlap")
 """Changes that remove what many causes have in common."""
@@ -436,7 +402,7 @@ class Workbench:
 
 def is_actionable(what: str) -> bool:
     """Whether the scenario is a change that can be made, rather than a bound."""
-    return any(_is_row_of(action[0], what) for action in _ACTIONS)
+    return any(_is_row_of(action[0], what) for action in _actions())
 
 
 def _next(gains: Mapping[str, int], step_ns: int) -> str:
@@ -469,7 +435,7 @@ def _next(gains: Mapping[str, int], step_ns: int) -> str:
 
 def _action(what: str) -> tuple[str, _Class, int, str]:
     """The row of an actionable change in the table of actions."""
-    return next(action for action in _ACTIONS if _is_row_of(action[0], what))
+    return next(action for action in _actions() if _is_row_of(action[0], what))
 
 
 def _is_row_of(key: str, what: str) -> bool:
