@@ -149,11 +149,7 @@ def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def read_plain(path: str | os.PathLike[str], most: int) -> bytes:
-    """Read a whole file, or a pipe that has a writer.
-
-    Args:
-        path: The file.
-        most: Largest accepted size in bytes.
+    """Read a whole file of at most ``most`` bytes, or a pipe that has a writer.
 
     Raises:
         TooLargeError: If it is larger.
@@ -292,8 +288,9 @@ class GzipLimit(msgspec.Struct):
 _MOST_FOR_NOTHING = 1 << 20
 
 
-def table_beside(package: str, name: str) -> dict[str, Any]:
-    """The TOML table next to the code of a package of distprof."""
+@cache
+def table_beside(package: str, name: str) -> Mapping[str, Any]:
+    """The TOML table next to the code of a package of distprof, read once."""
     import tomllib  # neither is needed within a training process
     from importlib import resources
 

@@ -61,10 +61,6 @@ def inert(text: str, format_name: str = "text") -> str:
     anywhere. The meaning of JSON, XML and HTML does not change. Formats that consist of commands
     are left unchanged.
 
-    Args:
-        text: The text, one line or many.
-        format_name: The format of the text.
-
     Source:
         actions/runner, ``src/Runner.Common/ActionCommand.cs``.
     """

@@ -157,13 +157,7 @@ def name_of_device(host: str, index: int | None, bus_id: str, uuid: str) -> str:
 def finite_range(
     low: float | None = None, high: float | None = None, *, max_open: bool = False
 ) -> click.FloatRange:
-    """A click type for finite numbers in a range; click's own range accepts "nan" and "inf".
-
-    Args:
-        low: Smallest value; None for any.
-        high: Largest value; None for any.
-        max_open: Whether ``high`` itself is excluded.
-    """
+    """A click type for finite numbers in a range; click's own range accepts "nan" and "inf"."""
     import click
 
     class FiniteRange(click.FloatRange):

@@ -272,14 +272,9 @@ def unlike(
 
     Hardware and job must be the same. Software may differ, as comparisons of two runs are often
     about software. A gate on a team's own code is stricter: it must not attribute a driver update
-    to a change of the code.
-
-    Args:
-        first: The first run.
-        second: The second run.
-        sizes_may_differ: Whether the number of ranks and nodes, the mesh, and the batch per rank
-            may differ, as they do in a scaling sweep.
-        is_gate: Whether versions of driver, CUDA, NCCL and torch, and variables, must be the same.
+    to a change of the code, so versions of driver, CUDA, NCCL and torch, and variables, must be the
+    same. In a scaling sweep, the number of ranks and nodes, the mesh, and the batch per rank may
+    differ.
     """
     free = _OF_SIZE if sizes_may_differ else ()
     return tuple(

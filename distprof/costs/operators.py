@@ -119,12 +119,7 @@ _MOST = 1 << 56
 
 @lru_cache(_MOST_KNOWN)
 def work_of(operator: str, inputs: str) -> Work:
-    """FLOP and bytes of one call.
-
-    Args:
-        operator: Its name in the trace, such as ``aten::mm``.
-        inputs: Column ``inputs`` of the HOST table.
-    """
+    """FLOP and bytes of one call of ``aten::mm``, for example; ``inputs`` are as in table HOST."""
     known = parse_inputs(inputs)
     if operator == ROUTED_EXPERTS:
         return Work(_applied(_of_experts, known))
@@ -215,10 +210,7 @@ def with_experts(text: str, launches: tuple[tuple[str, int], ...]) -> str:
     Each token is a row per expert that it goes to. A grid has a block per tile of columns and of
     rows, of these at most ``experts + (rows - experts) // tile`` (``getMaxNumCtasInBatchDim`` in
     TensorRT-LLM's ``runner.h``). Nothing is added unless all of that fits in whole numbers.
-
-    Args:
-        text: Column ``inputs`` of the HOST table.
-        launches: Names and blocks of the two products, in order.
+    ``launches`` has names and blocks of the two products, in order.
     """
     found = [PRODUCT_OF_EXPERTS.match(name) for name, _ in launches]
     try:
@@ -345,13 +337,11 @@ def _template(call: Inputs) -> int:
 def _attention(
     at: int = 0, tokens: int = 2, *, ends: int | None = None, products: tuple[int, int] = (1, 1)
 ) -> _Flop:
-    """Products of all pairs of query and key.
+    """Products of all pairs of query and key, which with the value begin at the place ``at``.
 
-    Args:
-        at: Place of query, key and value.
-        tokens: Dimension of the key that counts tokens.
-        ends: Place of a tensor that says where sequences end, if they are one after another.
-        products: Products over the width of the query, and over that of the value.
+    ``tokens`` is the dimension of the key that counts tokens, ``ends`` the place of a tensor that
+    says where sequences end, if they are one after another. ``products`` counts products over the
+    width of the query, and over that of the value.
     """
 
     def flop(call: Inputs) -> int:
@@ -378,11 +368,8 @@ def _widths(products: tuple[int, int], query: Size, value: Size) -> int:
 def _packed(at: int, *, ends: int, longest: int, products: tuple[int, int] = (1, 1)) -> _Flop:
     """Attention over sequences one after another, if all are as long as the longest one.
 
-    Args:
-        at: Place of query, key and value, each tokens × heads × width.
-        ends: Place of where the sequences of queries and keys end.
-        longest: Place of the longest sequence of queries and of keys.
-        products: As of :func:`_attention`.
+    Query, key and value are tokens × heads × width each. ``longest`` is the place of the longest
+    sequence of queries and of keys; the others are as in :func:`_attention`.
     """
 
     def flop(call: Inputs) -> int:

@@ -111,10 +111,7 @@ of the schema changes.
 
 
 def load_report(path: str | os.PathLike[str]) -> Report:
-    """Read a saved report.
-
-    Args:
-        path: A ``report.json``, or a run directory that holds one.
+    """Read a saved report: a ``report.json``, or that of a run directory.
 
     Raises:
         InputError: If the file cannot be read.

@@ -67,22 +67,12 @@ def open_run(
     bytes_read: Progress | None = None,
     max_collectives: int | None = None,
 ) -> Run:
-    """Read a recording of a job.
+    """Read a recording of a job, with arguments as in :func:`distprof.api.open_run`.
 
-    Args:
-        source: A trace, a folder or glob of traces, a run directory, a log of another tool
-            (:mod:`distprof.ingest.kinds`), or an fsspec URL.
-        options: How traces are read.
-        executor: Where they are read: ``serial``, ``process``, ``process:N``, ``dask://HOST:PORT``,
-            or an executor of ``concurrent.futures``, which stays open.
-        progress: Called after each trace with the number of traces done and the total.
-        ranks: Only these ranks; None for all. Traces whose names give another rank are not opened.
-        bytes_read: Called with the bytes of traces read so far and the total, as stored: after each
-            block if this process reads the traces, else after each trace.
-        max_collectives: Of a job with more collectives, only the last steps; None for all steps.
-
-    Returns:
-        The run. A trace that cannot be read costs only its rank and is listed in ``gaps``.
+    ``source`` may also be a log of another tool (:mod:`distprof.ingest.kinds`). Traces whose names
+    give another rank than ``ranks`` are not opened. ``bytes_read`` is called after each block if
+    this process reads the traces, else after each trace. A trace that cannot be read costs only its
+    rank and is listed in ``gaps``. An executor of ``concurrent.futures`` stays open.
 
     Raises:
         InputError: If no trace can be read (a run directory without any is still a run), or one is

@@ -1,4 +1,4 @@
-"""The known rules: all at the top level of the modules listed here, and in their tuples."""
+"""The known rules: all at the top level of modules of rules, and in their tuples."""
 
 from __future__ import annotations
 
@@ -6,49 +6,11 @@ import difflib
 import importlib
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 
 from distprof.errors import UsageError
 from distprof.rules.base import Rule
-
-MODULES = (
-    "sections.capture.rules",
-    "sections.collective_log.rules",
-    "sections.collectives.rules",
-    "sections.computation.rules",
-    "sections.efficiency.rules",
-    "sections.ending.rules",
-    "sections.gradients.rules",
-    "sections.idle.rules.cpus",
-    "sections.idle.rules.launches",
-    "sections.idle.rules.pauses",
-    "sections.input.rules.data",
-    "sections.input.rules.loading",
-    "sections.job.rules",
-    "sections.kernels.rules",
-    "sections.memory.rules",
-    "sections.moe.rules",
-    "sections.nccl.rules.network",
-    "sections.nccl.rules.settings",
-    "sections.overlap.rules",
-    "sections.pipeline.rules",
-    "sections.placement.rules",
-    "sections.ras.rules",
-    "sections.sharding.rules",
-    "sections.step_log.rules",
-    "sections.stragglers.rules.links",
-    "sections.stragglers.rules.ranks",
-    "sections.stragglers.rules.work",
-    "sections.summaries.rules",
-    "sections.telemetry.rules.devices",
-    "sections.telemetry.rules.errors",
-    "sections.telemetry.rules.usage",
-    "sections.whatif.rules",
-    "verbs.plan.rules.objections",
-    "verbs.plan.rules.planned",
-    "verbs.sweep.rules",
-)
-"""Modules of rules in this package. They depend on results, so results must not import them."""
 
 RETIRED: Mapping[str, tuple[str, str]] = MappingProxyType({})
 """Code of each former rule to its name and the reason for retirement; codes are never reused."""
@@ -77,10 +39,18 @@ def find_rule(code_or_name: str) -> Rule:
     raise UsageError(f"no rule {code_or_name!r}{_suggestion(wanted)}")
 
 
+def modules() -> list[str]:
+    """Modules of rules. They depend on results, so results must not import them."""
+    package = Path(__file__).parents[1]
+    paths = (*package.glob("*/*/rules.py"), *package.glob("*/*/rules/[a-z]*.py"))
+    return sorted(
+        ".".join(path.relative_to(package.parent).with_suffix("").parts) for path in paths
+    )
+
+
 def collect() -> list[Rule]:
     """Rules of every section and verb, imported by name; each once, also if a tuple has it, too."""
-    modules = [importlib.import_module(f"distprof.{name}") for name in MODULES]
-    values = [value for module in modules for value in vars(module).values()]
+    values = [value for name in modules() for value in vars(importlib.import_module(name)).values()]
     values += [one for value in values if isinstance(value, tuple) for one in value]
     return list({id(value): value for value in values if isinstance(value, Rule)}.values())
 

@@ -6,7 +6,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from inspect import signature
 from pathlib import Path
 from typing import ClassVar, Self, TypeAlias, get_type_hints
@@ -65,8 +65,11 @@ class Page(msgspec.Struct, frozen=True):
         return Page(sections)
 
 
-def parse_page(text: str) -> Page:
-    """Split a docstring into its ``##`` sections; what comes before them says what is detected."""
+def parse_page(text: str, shared: str = "") -> Page:
+    """Split a page into its ``##`` sections; what comes before them says what is detected.
+
+    It also has the sections of ``shared`` that it does not write itself.
+    """
     sections: dict[str, list[str]] = {}
     current = sections.setdefault(HEADINGS[0], [])
     for line in inspect.cleandoc(text).splitlines():
@@ -75,7 +78,11 @@ def parse_page(text: str) -> Page:
         else:
             current.append(line)
     joined = {name: "\n".join(lines).strip() for name, lines in sections.items()}
-    return Page({name: words for name, words in joined.items() if words})
+    found = {name: words for name, words in joined.items() if words}
+    if shared:
+        found = {**parse_page(shared).sections, **found}
+        found = {heading: found[heading] for heading in HEADINGS}
+    return Page(found)
 
 
 @cache
@@ -84,15 +91,12 @@ def examples() -> Mapping[str, Sequence[str]]:
     return msgspec.json.decode(EXAMPLES_FILE.read_bytes(), type=dict[str, tuple[str, ...]])
 
 
-_advice = cache(partial(table_beside, __package__, "advice.toml"))
-
-
 def advice(problem: str, case: str = "", **parts: object) -> str:
     """What to do about the problem of a rule, or about one case of it, as ``advice.toml`` says.
 
     ``{name}`` in it stands for one of ``parts``.
     """
-    found = _advice()[problem]
+    found = table_beside(__package__, "advice.toml")[problem]
     text: str = found[case] if case else found
     return text.format(**parts)
 
@@ -241,24 +245,26 @@ def rule(
     """Turn a check function into a :class:`Rule`.
 
     The types of its parameters are the results that it needs; the last parameter is ``limits``. The
-    name of the rule is that of the function, its page the docstring and what ``page`` adds to it.
+    name of the rule is that of the function; its page is the docstring, with the sections of
+    ``page`` that it does not write itself.
     """
 
     def decorate(check: Check) -> Rule:
         hints = get_type_hints(check)
         *results, _limits = signature(check).parameters
-        for name in results:
-            if name not in hints:
-                raise TypeError(f"{check.__module__}: the check's parameter {name!r} has no type")
+        for needed in results:
+            if needed not in hints:
+                raise TypeError(f"{check.__module__}: the check's parameter {needed!r} has no type")
+        name = check.__name__.replace("_", "-")
         return Rule(
             code=code,
-            name=check.__name__.replace("_", "-"),
+            name=name,
             severity=severity,
             since=since,
-            needs=tuple(hints[name] for name in results),
+            needs=tuple(hints[needed] for needed in results),
             limits=limits,
             costs_time=costs_time,
-            doc=parse_page(f"{inspect.cleandoc(check.__doc__ or '')}\n\n{page}"),
+            doc=parse_page(check.__doc__ or "", page),
             check=check,
         )
 

@@ -120,26 +120,19 @@ def run_rules(
     site: str = "",
     debug: bool = False,
 ) -> RuleOutcome:
-    """Judge the results with the rules of their subject.
+    """Judge the results, in any order, with the rules of their subject, or with those given.
 
-    Args:
-        results: One result per analyzer that ran, in any order; or a configuration.
-        overrides: Code or name of a rule to a mapping of limit name to value.
-        rules: Rules to run instead of all known ones.
-        planner: Plans repairs among the scenarios that findings name.
-        site: Documentation site that findings link to; empty for none.
-        debug: Whether to raise the exception of a failing rule instead of listing the rule as not
-            checked.
+    ``overrides`` maps the code or name of a rule to values by the names of limits; findings link to
+    the documentation on ``site``, if there is one. With ``debug``, a rule that fails raises its
+    exception; otherwise it is not checked.
 
-    Returns:
-        The findings and the rules that were not checked. Errors without a cost come first, then
-        the plan of repairs in its order, then warnings and errors about the job, then the rest. The
-        last two groups are sorted by the step time that their repair still recovers in the
-        simulation, or by their cost if that was not simulated (unknown last), then by severity. A
-        wide finding that a narrower one explains comes after it or is left out (:func:`in_order`).
-        A wide finding is also left out if the plan leaves nothing of it. Without step marks, costs
-        are None because the capture is not a step; the order is the same, and the simulation covers
-        the capture.
+    Errors without a cost come first, then the plan of repairs in its order, then warnings and
+    errors about the job, then the rest. The last two groups are sorted by the step time that their
+    repair still recovers in the simulation, or by their cost if that was not simulated (unknown
+    last), then by severity. A wide finding that a narrower one explains comes after it or is left
+    out (:func:`in_order`). A wide finding is also left out if the plan leaves nothing of it.
+    Without step marks, costs are None because the capture is not a step; the order is the same, and
+    the simulation covers the capture.
 
     Raises:
         UsageError: If an override names an unknown rule or limit, or is not a finite number.

@@ -206,11 +206,9 @@ class DistinctRows:
         self._found: tuple[Int64Array, Int64Array] | None = None
 
     def of(self, columns: Sequence[NDArray[Any]]) -> tuple[Int64Array, Int64Array]:
-        """Find the distinct rows.
+        """First position of each distinct row, and the index of each row among them.
 
-        Returns:
-            First position of each distinct row, in ascending order of the values, and the index of
-            each row among them. Do not change them.
+        Distinct rows are in ascending order of their values. Do not change the arrays.
         """
         if self._found is None or not all(map(np.array_equal, columns, self._columns)):
             self._columns, self._found = columns, self._of(columns)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -33,9 +32,6 @@ _LABELS = {
 """Labels in the order of the waterfall; the keys are its fields."""
 
 
-_losses = cache(partial(table_beside, __package__, "losses.toml"))
-
-
 class Part(msgspec.Struct, frozen=True, kw_only=True):
     """One part of a mean step."""
 
@@ -64,7 +60,7 @@ def parts_of(report: Report) -> tuple[Part, ...]:
 
 def loss_words(key: str) -> tuple[str, str]:
     """What a verdict says of a part that dominates, and what to do about it."""
-    words = _losses()[key]
+    words = table_beside(__package__, "losses.toml")[key]
     return words["said"], words["action"]
 
 

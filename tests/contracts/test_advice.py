@@ -11,6 +11,9 @@ import pytest
 
 from distprof.rules import all_rules
 from distprof.rules.base import advice
+from distprof.sections.whatif import CauseKind
+from distprof.sections.whatif.rules import CHANGES
+from distprof.verbs.sweep import CAUSES
 
 ROOT = Path(__file__).parents[2]
 FILES = [
@@ -27,6 +30,13 @@ ENTRIES = {
     for problem, found in TABLE.items()
     for case, text in ({"": found} if isinstance(found, str) else found).items()
 }
+
+NAMED = {
+    "scaling-loss-dominated": {*CAUSES},
+    "uneven-operations": {*CauseKind},
+    "unexplained-loss": {*CHANGES},
+}
+"""Cases that come from a list of names."""
 
 
 def strings_in(node: ast.AST) -> set[str]:
@@ -47,7 +57,8 @@ def calls() -> list[tuple[str, set[str], set[str]]]:
             named = [choice.body, choice.orelse] if isinstance(choice, ast.IfExp) else [choice]
             cases = {text for one in named for text in strings_in(one)}
             if not all(isinstance(one, ast.Constant) for one in named):
-                cases |= strings_in(module) & {name for of, name in ENTRIES if of == problem}
+                known = {name for of, name in ENTRIES if of == problem}
+                cases |= NAMED.get(problem, strings_in(module) & known)
             found.append((problem, cases, {part.arg for part in node.keywords}))
     return found
 

@@ -115,14 +115,10 @@ def picture_figure(
     found: Sequence[Evidence] = (),
     plan: RepairPlan = _NO_PLAN,
 ) -> Markup:
-    """The step as a figure; empty without one.
+    """The step as a figure, with ranks marked as late and the evidence of findings; may be empty.
 
-    Args:
-        drawn: The picture of a report.
-        late: Ranks to mark as late.
-        folds: Ranks of each node and of each group, by the kind of group.
-        found: Where the evidence of findings is.
-        plan: Repairs of the report, whose lengths are means of all steps.
+    ``folds`` has the ranks of each node and of each group, by the kind of group. Lengths of the
+    plan's repairs are means of all steps.
     """
     if not drawn.steps:
         return EMPTY

@@ -58,13 +58,6 @@ def _layouts() -> tuple[tuple[re.Pattern[str], _Layout], ...]:
     return tuple((re.compile(one.header, re.M), one) for one in known)
 
 
-@cache
-def _columns() -> dict[str, list[str]]:
-    """Columns of a table without a header, by their number."""
-    columns: dict[str, list[str]] = table_beside(__package__, "operator_table.toml")["columns"]
-    return columns
-
-
 def fits_operator_table(source: str) -> bool:
     """Whether a file holds such a table near its beginning; never raises for other files."""
     data = beginning(source, _SNIFFED_BYTES)
@@ -132,7 +125,8 @@ def _operators(source: str, every: Sequence[str]) -> OperatorTable:
         if _PATTERNS["header"].match(line):
             header = cells
         elif _PATTERNS["headless"].match(line):
-            header = _columns().get(str(len(cells)))
+            unnamed = table_beside(__package__, "operator_table.toml")["columns"]
+            header = unnamed.get(str(len(cells)))
             first = line if header else ""
         if header is not None:
             break

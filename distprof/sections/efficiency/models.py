@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from functools import cache
 from pathlib import PurePath
 from typing import Any, cast, get_args
 
@@ -157,7 +156,6 @@ def _preset_values(name: str) -> Mapping[str, Any]:
     return _presets()[wanted]
 
 
-@cache
 def _presets() -> Mapping[str, Mapping[str, Any]]:
     return table_beside(__package__, "models.toml")
 

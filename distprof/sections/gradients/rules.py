@@ -183,7 +183,8 @@ def large_last_bucket(
             continue
         step = times.mean_step()
         exposed = group.last_bucket_ns_per_step
-        if _latency_ratio(group) > MOST_LATENCY:
+        is_latency = _latency_ratio(group) > MOST_LATENCY
+        if is_latency:
             # share of the reduction's time spent on the latency of all buckets but one
             time = _time(group)
             whole = group.num_buckets * time.latency_ns + time.ns_per_byte * group.bytes
@@ -203,7 +204,7 @@ def large_last_bucket(
                 f"({format_bytes(group.bytes)}): its {group.exposed_label} takes "
                 f"{step.amount(exposed)}{_latency(group)}."
             ),
-            fix=_large_last_bucket_fix(group),
+            fix=advice("large-last-bucket", "latency" if is_latency else "size"),
             cost_ns_per_step=cost,
             confidence=Confidence.MODELLED,
             ranks=group.ranks,
@@ -241,12 +242,6 @@ def _latency(group: GradientGroup) -> str:
         return ""
     latency = format_duration(round(group.bucket_latency_ns or 0))
     return f"; {format_ratio(ratio)} of its time is latency ({latency} per bucket), not transfer"
-
-
-def _large_last_bucket_fix(group: GradientGroup) -> str:
-    if _latency_ratio(group) > MOST_LATENCY:
-        return advice("large-last-bucket", "latency")
-    return advice("large-last-bucket", "size")
 
 
 @rule(

@@ -26,17 +26,14 @@ def rank_input(tables: RankTables, windows: Intervals, timeline: Timeline) -> Ra
     own = tables.host.take(tables.host.coded("name").finds(OWN_LOADS))
     workers = tables.host.take(tables.host.coded("name").finds(WORKER_LOADS))
     together = union(intervals_of(copies))
+    alone = subtract(subtract(together, timeline.computation), timeline.communication)
     return RankInput(
         num_own_loads=_num_inside(own, inside),
         num_worker_loads=_num_inside(workers, inside),
         num_pageable=_num_inside(copies, inside),
         pageable_ns=covered_ns(inside, together),
-        exposed_pageable_ns=covered_ns(inside, _alone(together, timeline)),
+        exposed_pageable_ns=covered_ns(inside, alone),
     )
-
-
-def _alone(copies: Intervals, timeline: Timeline) -> Intervals:
-    return subtract(subtract(copies, timeline.computation), timeline.communication)
 
 
 def _num_inside(rows: Table, inside: Intervals) -> int:

@@ -42,14 +42,8 @@ def repaired_steps(
     """Analysed windows, simulated after each repair and those before it, for these ranks.
 
     Up to one that does not change the graph, such as another order of a pipeline: later ones count
-    on it. Nothing if the run was simulated from a log, or for a window that was not.
-
-    Args:
-        simulation: The simulated run.
-        plan: Its repairs.
-        ranks: Ranks to draw.
-        axes: Axes of communication, in the order of their classes.
-        unit_of: Length of a unit for each window, in ns.
+    on it. Nothing if the run was simulated from a log, or for a window that was not. Axes are in
+    the order of their classes; ``unit_of`` is the length of a unit for each window, in ns.
     """
     model = simulation.model
     if not isinstance(model, TraceModel):

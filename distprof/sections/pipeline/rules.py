@@ -202,16 +202,6 @@ def _change(prediction: PipelinePrediction) -> str:
 _IMBALANCE, _VARIATION = "unequal stages", "uneven micro-batches"
 _MESSAGES, _HOST = "messages", "late launches, stalls inside slots and other causes"
 
-_FIXES = {
-    _IMBALANCE: "Move layers from the busiest stage to the others.",
-    _VARIATION: "Give micro-batches equal work: pack sequences to equal lengths.",
-    _HOST: (
-        "Launch earlier: use CUDA graphs or larger micro-batches, run less Python between actions, "
-        "and collect garbage only between steps. Look for exposed collectives of other axes inside "
-        "slots."
-    ),
-}
-
 
 @rule(
     "PIP103",
@@ -261,10 +251,9 @@ def bubble_above_ideal(
         group = judged.group
         ns, what = max(_parts(group))
         said = f"The pipeline idles {format_ratio(judged.ratio(excess))} more than its schedule"
-        fix = _FIXES.get(what) or f"{_nearer(placement)}, and send activations in bf16."
-        if what == _IMBALANCE and group.limiting_rank is not None:
+        busiest = "the busiest stage"
+        if group.limiting_rank is not None:
             busiest = f"stage {group.limiting_stage} (rank {group.limiting_rank})"
-            fix = f"Move layers from {busiest} to the others."
         yield Draft(
             headline=fitting(f"{said} explains: {what.partition(',')[0]}", said),
             message=(
@@ -272,7 +261,9 @@ def bubble_above_ideal(
                 f"warm-up and drain take {format_ratio(judged.ratio(judged.warm_up_drain_ns))}. Of "
                 f"the other {format_duration(excess)}, {format_duration(ns)} are lost to {what}."
             ),
-            fix=fix,
+            fix=_nearer(placement)
+            if what == _MESSAGES
+            else advice("bubble-above-ideal", what, busiest=busiest),
             cost_ns_per_step=excess,
             confidence=group.confidence,
             evidence=("pipeline.groups",),
@@ -345,7 +336,7 @@ def exposed_pipeline_messages(
                 f"{judged.name} spends {format_duration(cost)} of "
                 f"{format_duration(judged.span_ns)} on it."
             ),
-            fix=f"{_nearer(placement)}, and send activations in bf16.",
+            fix=_nearer(placement),
             cost_ns_per_step=cost,
             confidence=judged.group.confidence,
             evidence=("pipeline.groups",),
@@ -356,8 +347,8 @@ def exposed_pipeline_messages(
 def _nearer(placement: PlacementResult) -> str:
     """What to do about slow messages; not to put stages on one node if they are."""
     if {axis.num_nodes for axis in placement.axes if axis.axis == MeshAxis.PP} == {1}:
-        return "Check the links between neighbouring stages, which are on one node"
-    return "Put neighbouring stages on one node if they are not, check their links"
+        return advice("exposed-pipeline-messages", "near")
+    return advice("exposed-pipeline-messages", "far")
 
 
 MICRO_BATCHES_PER_STAGE = 4

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache, partial
 
 from distprof.bounds import table_beside
 from distprof.escape import few_ranks
@@ -15,8 +14,6 @@ from distprof.units import capitalized, name_ranks
 
 _MAX_NAMED = 3
 _REMOTE = "Remote process error"
-
-_words = cache(partial(table_beside, __package__, "troubles.toml"))
 
 
 @rule("NET111", Severity.ERROR, costs_time=False)
@@ -74,7 +71,7 @@ def _draft(kind: str, text: str, troubled: Sequence[TroubledRank], *, stands: bo
     who = name_ranks(ranks) if ranks else counted(count, "process")
     is_sure = kind in ("dead", "error") or (kind == "behind" and bool(stands))
     is_bad = is_sure and text != _REMOTE
-    words = _words()[kind]
+    words = table_beside(__package__, "troubles.toml")[kind]
     message = words["message"].format(who=who, text=text, where=where)
     number = counted(count, "process" if not ranks else "rank")
     return Draft(

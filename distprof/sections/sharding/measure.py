@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.artefacts.fabric_file import FabricFile
+from distprof.ingest.collectives import element_bytes
 from distprof.run.run import Rank, Run
 from distprof.run.tables import distinct
 from distprof.run.topology import Topology
@@ -72,15 +73,7 @@ Flags = NDArray[np.bool_]
 
 _OVERLAP_RATIO = 0.05
 
-_ELEMENT_BYTES = {
-    "float": 4,
-    "float32": 4,
-    "half": 2,
-    "float16": 2,
-    "bfloat16": 2,
-    "double": 8,
-    "float64": 8,
-}
+_FLOATS = {"float", "float32", "half", "float16", "bfloat16", "double", "float64"}
 """Element types of parameters and gradients. Bytes may be packed data of any type."""
 
 
@@ -124,7 +117,7 @@ class AxisRows:
         """Number of elements of the full buffer."""
         dtype = self._table.coded("dtype")
         plain = [name.lower().removeprefix("c10::").removeprefix("torch.") for name in dtype.values]
-        width = [_ELEMENT_BYTES.get(name, 0) for name in plain] or [0]
+        width = [(name in _FLOATS and element_bytes(name)) or 0 for name in plain] or [0]
         of_row = np.array(width, dtype=np.int64)[dtype.codes[self._rows]]
         size: Int64Array = self._table["bytes"][self._rows]
         return np.where((of_row > 0) & (size >= 0), size // np.maximum(of_row, 1), ABSENT)

@@ -61,15 +61,10 @@ _MOST_PERIODS_TRIED = 64
 def find_periodic_stalls(
     step: Int64Array, duration_ns: Int64Array, *, has_gpus: bool = False
 ) -> tuple[PeriodicStall, ...]:
-    """Periods of long steps, most expensive first.
+    """At most three periods of long steps, most expensive first; none without four stalls.
 
-    Args:
-        step: int64 step numbers, ascending; gaps (traced steps) are allowed.
-        duration_ns: int64, of the fastest rank, so a delay of a single rank does not count.
-        has_gpus: Whether the CPU may run ahead.
-
-    Returns:
-        At most three periods; none if the log is too short to show four stalls.
+    Step numbers ascend and may have gaps (traced steps). Durations, int64, are those of the fastest
+    rank, so a delay of a single rank does not count. With GPUs, the CPU may run ahead.
     """
     if len(step) < _FEWEST * _SHORTEST_PERIOD:
         return ()

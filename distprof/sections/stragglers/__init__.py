@@ -6,12 +6,16 @@ ring, ranks wait for each other in sends and receives, and it is unknown which r
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 from distprof.artefacts.record import Record
+from distprof.bounds import table_beside
 from distprof.sections.base import Result
 from distprof.terms import StragglerCause, StragglerPattern
 from distprof.units import fold_ranks
+
+words = partial(table_beside, __package__, "words.toml")
 
 EXPLAINS = 0.5
 """Share of a rank's lateness, or cost, that a cause must explain."""

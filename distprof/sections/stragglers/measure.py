@@ -82,10 +82,9 @@ def analyze_stragglers(
     telemetry: TelemetryResult | None = None,
     settings: SettingsResult | None = None,
 ) -> StragglersResult:
-    """Blame, pattern and cause per rank.
+    """Blame, pattern and cause of all analysed ranks, most expensive first.
 
-    Returns:
-        All analysed ranks, most expensive first. A rank not worth naming has pattern ``none``.
+    A rank that is not worth naming has the pattern ``none``.
     """
     evidence = _evidence(run, analyses, records, telemetry, settings)
     own_time, numbers = evidence.own_time, evidence.step_numbers

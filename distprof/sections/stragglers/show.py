@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distprof.bounds import table_beside
 from distprof.escape import fitting, short_ranks
 from distprof.sections.parts import Part, amount_text, each_window, window_word
 from distprof.sections.shares import latest_by_chance
-from distprof.sections.stragglers import RankStraggler, StragglerSet
+from distprof.sections.stragglers import RankStraggler, StragglerSet, words
 from distprof.sections.table import Column, TableView, counted, rows_table
 from distprof.terms import StragglerCause, StragglerPattern
 from distprof.units import capitalized, format_duration, format_ratio, name_ranks
@@ -22,8 +21,6 @@ MAX_STRAGGLERS_SHOWN = 5
 SHORT = 12
 """``(ranks - 1) * (steps - 1)`` below which a recording may be too short to prove that a rank is
 slow: LEAST_FREEDOM of :mod:`distprof.sections.stragglers.slowness`."""
-
-_CAUSE_ACTIONS: dict[str, str] = table_beside(__package__, "causes.toml")
 
 
 def culprits(report: Report) -> tuple[RankStraggler, ...]:
@@ -57,8 +54,9 @@ def wait_words(report: Report, wait: Part) -> tuple[str, str]:
         return who, f"{amount}. Find what these ranks have in common."
     first = late[0]
     share = f"{format_ratio(first.share_of_step_ratio)} of {each_window(report)}"
+    action = words()["action"][first.cause]
     return f"Rank {first.rank} holds the others up: {share}", (
-        f"They wait {format_duration(first.lost_ns_per_step)} for it. {_CAUSE_ACTIONS[first.cause]}"
+        f"They wait {format_duration(first.lost_ns_per_step)} for it. {action}"
     )
 
 

@@ -58,11 +58,7 @@ _TO_EARLIER = ("forward-recv", "backward-send", "backward-send-forward-recv")
 
 
 def analyze_training_log(run: Run) -> TrainingLogResult:
-    """The iterations in the training program's log.
-
-    Returns:
-        The result; empty, with a reason, if there is no log.
-    """
+    """The iterations in the training program's log; empty, with a reason, if there is no log."""
     log = run.get(TrainingLog)
     if log is None:
         return TrainingLogResult(

@@ -99,11 +99,7 @@ MAX_WORKERS_FIXED = 16
 def simulate_operations(
     log: OperationLog, pipeline: PipelineResult | None = None, bench: Workbench | None = None
 ) -> WhatIfResult:
-    """Simulate the log's steps as they were and without each cause.
-
-    Returns:
-        The result; without figures, and with the reason in ``unavailable``, if there is none.
-    """
+    """Simulate the log's steps as they were and without each cause, or say why that cannot be."""
     if not log.shares_clock:
         return _without(
             "the log's workers share no clock, so transfers and waiting cannot be separated"

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import IntEnum
+from functools import cache
 from typing import Protocol, TypeAlias
 
 import msgspec
@@ -188,13 +189,12 @@ class _Class(IntEnum):
     TUNING = 2
 
 
-_ACTIONS: tuple[tuple[str, _Class, int, str], ...] = tuple(
-    (key, _Class[name], covers, said)
-    for key, name, covers, said in table_beside(__package__, "actions.toml")["actions"]
-)
-"""Changes that can be made: key, or prefix of the key; class; how much of its class it covers; and
-the change as a fact, in words. Other scenarios, such as transfers that take no time, are bounds and
-not changes."""
+@cache
+def _actions() -> tuple[tuple[str, _Class, int, str], ...]:
+    """Changes that can be made: key, class, how much of its class it covers, and what is done."""
+    table = table_beside(__package__, "changes.toml")
+    return tuple((key, kind, *rest) for kind in _Class for key, *rest in table[kind.name.lower()])
+
 
 _COMMON = ("late ranks", "overlap")
 """Changes that remove what many causes have in common."""
@@ -328,9 +328,8 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
     def _hidden(self, made: Made, gains: Mapping[str, int], best: str) -> tuple[str, ...]:
         """Faults of ranks that recover little one by one, because each hides the others.
 
-        Returns:
-            The faults that add to the joint gain, largest gain first; empty if together they are
-            not worth a place in the plan, or recover far less than another change.
+        Those that add to the joint gain, largest first; empty if together they are not worth a
+        place in the plan, or recover far less than another change.
         """
         faults = (what for what in gains if _action(what)[1] is _Class.FAULT)
         few = {what for what in faults if self.changes[what].ranks}
@@ -403,7 +402,7 @@ class Workbench:
 
 def is_actionable(what: str) -> bool:
     """Whether the scenario is a change that can be made, rather than a bound."""
-    return any(_is_row_of(action[0], what) for action in _ACTIONS)
+    return any(_is_row_of(action[0], what) for action in _actions())
 
 
 def _next(gains: Mapping[str, int], step_ns: int) -> str:
@@ -436,7 +435,7 @@ def _next(gains: Mapping[str, int], step_ns: int) -> str:
 
 def _action(what: str) -> tuple[str, _Class, int, str]:
     """The row of an actionable change in the table of actions."""
-    return next(action for action in _ACTIONS if _is_row_of(action[0], what))
+    return next(action for action in _actions() if _is_row_of(action[0], what))
 
 
 def _is_row_of(key: str, what: str) -> bool:

@@ -15,7 +15,7 @@ from distprof.sections.whatif import Scenario, WhatIfResult
 from distprof.terms import Confidence, Severity
 from distprof.units import format_duration
 
-_CHANGES = ("late ranks", "overlap", "launch-gaps", "sync-calls", "input", "stage-imbalance")
+CHANGES = ("late ranks", "overlap", "launch-gaps", "sync-calls", "input", "stage-imbalance")
 """Changes that the rule may name, as keys of scenarios. It names neither single ranks, which other
 rules judge, nor bounds, such as transfers that take no time."""
 
@@ -68,7 +68,7 @@ def unexplained_loss(
         least = limits["launch_ratio" if scenario.what == "launch-gaps" else "min_step_ratio"]
         gain, min_gain_ns = scenario.recoverable_ns, round(least * step)
         sure = perturbation.surely_ns(gain) if scenario.what == "launch-gaps" else gain
-        if sure < min_gain_ns or scenario.what not in _CHANGES:
+        if sure < min_gain_ns or scenario.what not in CHANGES:
             continue
         if scenario.what == "overlap" and not has_all_members(capture):
             continue  # what looks like transfer may be waiting for a rank that was not recorded

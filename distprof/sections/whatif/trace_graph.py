@@ -215,10 +215,7 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 def trace_graph(run: Run, analyses: Mapping[int, RankAnalysis]) -> TraceGraph | None:
-    """The graph of the analysed windows.
-
-    Returns:
-        None without any window.
+    """The graph of the analysed windows; None without any.
 
     Raises:
         CycleError: If matches contradict each other.

@@ -75,51 +75,55 @@ _OF_REPORT = {
 
 # Of a live run ------------------------------------------------------------------------------------
 
-_FAMILIES = table_beside(__package__, "families.toml")
+
+def _family(row: Mapping[str, Any], *labels: str) -> Family:
+    name, kind, meaning = row["name"], row["kind"], row["meaning"]
+    return Family(name=f"distprof_{name}", kind=kind, meaning=meaning, labels=labels)
 
 
-def _families(of: str) -> dict[str, Family]:
-    """Families of the table, by what they are read from or called in this module."""
-    return {one.pop("of"): msgspec.convert(one, Family) for one in _FAMILIES[of]}
+_TABLE = table_beside(__package__, "families.toml")
+_JOB = {row["name"]: _family(row) for row in _TABLE["job"]}
+_OF_RANK = {_family(row, "rank"): row["field"] for row in _TABLE["rank"]}
+_PARTS = {_family(row, "rank", row["label"]): row["field"] for row in _TABLE["parts"]}
 
 
-_OF_RANK, _OF_PARTS, _JOB = map(_families, ("rank", "part", "job"))
-
-
-def _read(rank: LiveRank, path: str) -> float | None:
-    """A value by its path, ``memory.rss_bytes``, with a factor after a star; None if unknown."""
-    names, _, factor = path.partition(" * ")
+def _value(rank: LiveRank, field: str) -> float | None:
+    """A field of a rank in base units; None if it is unknown."""
     value: Any = rank
-    for name in names.split("."):
+    for name in field.split("."):
         value = getattr(value, name, None)
-    return None if value is None else float(value) * float(factor or 1)
+    if value is None:
+        return None
+    if field.endswith("_ns"):
+        return float(value / 1e9)
+    return float(value * 1e6) if field.endswith("_mhz") else value
 
 
 def families_of_run(run: LiveRun) -> SampledFamilies:
     """The families of a live run, as of the last look at it."""
     begun = [rank for rank in run.ranks.values() if rank.num_steps]
     num_bad = sum(rank.num_bad for rank in run.ranks.values())
-    values: dict[str, float] = {"ranks": len(begun), "bad_lines_total": num_bad}
+    values: dict[str, float] = {"job_ranks": len(begun), "job_bad_lines_total": num_bad}
     if begun:
         medians = [statistics.median(rank.recent_ns) / 1e9 for rank in begun]
-        values["steps_total"] = min(rank.num_steps for rank in begun)
-        values["step_median_seconds"] = statistics.median(medians)
-        values["step_slowest_seconds"] = max(medians)
+        values["job_steps_total"] = min(rank.num_steps for rank in begun)
+        values["job_step_median_seconds"] = statistics.median(medians)
+        values["job_step_slowest_seconds"] = max(medians)
     found = {_JOB[name]: [Sample(labels=(), value=value)] for name, value in values.items()}
     return found if len(run.ranks) > MAX_RANKS else {**found, **dict(_of_ranks(begun))}
 
 
 def _of_ranks(ranks: Sequence[LiveRank]) -> Iterator[tuple[Family, list[Sample]]]:
-    for path, family in _OF_RANK.items():
-        known = ((str(rank.rank), _read(rank, path)) for rank in ranks)
+    for family, field in _OF_RANK.items():
+        known = ((str(rank.rank), _value(rank, field)) for rank in ranks)
         samples = [Sample(labels=(name,), value=v) for name, v in known if v is not None]
         if samples:
             yield family, samples
-    for name_of_parts, family in _OF_PARTS.items():
+    for family, field in _PARTS.items():
         samples = [
             Sample(labels=(str(rank.rank), name), value=ns / 1e9)
             for rank in ranks
-            for name, ns in sorted(getattr(rank, name_of_parts).items())
+            for name, ns in sorted(getattr(rank, field).items())
         ]
         if samples:
             yield family, samples
@@ -127,7 +131,7 @@ def _of_ranks(ranks: Sequence[LiveRank]) -> Iterator[tuple[Family, list[Sample]]
 
 def all_families() -> tuple[Family, ...]:
     """Every family that an exporter may send."""
-    return (*_JOB.values(), *_OF_RANK.values(), *_OF_PARTS.values(), *_OF_REPORT.values())
+    return (*_JOB.values(), *_OF_RANK, *_PARTS, *_OF_REPORT.values())
 
 
 class Observed:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache, partial
 
-from distprof.bounds import table_beside
 from distprof.costs.transformer import critical_batch
 from distprof.escape import fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
@@ -91,9 +89,6 @@ def efficiency_below_target(scaling: ScalingResult, limits: Limits) -> Iterator[
     )
 
 
-_fixes = cache(partial(table_beside, __package__, "fixes.toml"))
-
-
 @rule(
     "SCA103",
     Severity.WARNING,
@@ -160,7 +155,10 @@ def scaling_loss_dominated(scaling: ScalingResult, limits: Limits) -> Iterator[D
             f" {format_duration(largest.lost_ns)} of {format_duration(largest.step_ns)} are lost,"
             f" and {alone} ({format_duration(worst.lost_ns)})."
         ),
-        fix=_fixes()[next(field for field, cause in CAUSES.items() if cause == worst.cause)],
+        fix=advice(
+            "scaling-loss-dominated",
+            next(field for field, cause in CAUSES.items() if cause == worst.cause),
+        ),
         cost_ns_per_step=worst.lost_ns,
         confidence=Confidence.INFERRED,
         evidence=("scaling.sizes",),

@@ -14,8 +14,10 @@ from msgspec import structs
 import distprof
 from distprof.ingest.assemble import assemble_run
 from distprof.run.run import Run
+from distprof.sections.computation import Saves
+from distprof.sections.idle import CPU_OPTIMIZER
 from distprof.sections.moe import MoeResult
-from distprof.sections.pipeline import PipelineResult
+from distprof.sections.pipeline import MICRO_BATCHES, SCHEDULE, PipelineResult
 from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.sections.whatif import RepairPlan
 from distprof.sections.whatif.measure import analyze_whatif
@@ -187,6 +189,19 @@ def test_a_healthy_job_has_no_repair_of_a_rank() -> None:
 
 @pytest.mark.parametrize("what", ["rank 3", "overlap", "stage-imbalance", "hardware all_reduce dp"])
 def test_a_change_that_can_be_made_is_actionable(what: str) -> None:
+    assert is_actionable(what)
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        CPU_OPTIMIZER,
+        MICRO_BATCHES,
+        SCHEDULE,
+        *(value for name, value in vars(Saves).items() if name.isupper()),
+    ],
+)
+def test_a_change_that_another_module_names_is_in_the_table(what: str) -> None:
     assert is_actionable(what)
 
 

@@ -10,7 +10,7 @@ from distprof.sections.collectives import CollectivesResult
 from distprof.sections.nccl import NO_LOG, NcclResult, NcclSetting, NcclTransport
 from distprof.sections.shares import StepTimes
 
-PAGES: dict[str, str] = table_beside(__package__, "pages.toml")
+PAGES: Mapping[str, str] = table_beside(__package__, "pages.toml")
 """Rest of each rule's page, by its code."""
 
 

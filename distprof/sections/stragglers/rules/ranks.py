@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache, partial
 
-from distprof.bounds import table_beside
 from distprof.escape import few_ranks, fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
 from distprof.sections.capture import CaptureResult
@@ -17,12 +15,11 @@ from distprof.sections.stragglers import (
     RankStraggler,
     StragglerSet,
     StragglersResult,
+    words,
 )
 from distprof.sections.time import StepTimeResult
 from distprof.terms import Confidence, Severity, StragglerCause, StragglerPattern
 from distprof.units import capitalized, fold_ranks, format_duration, format_ratio, name_ranks
-
-words = cache(partial(table_beside, __package__, "words.toml"))
 
 _Slow = RankStraggler | StragglerSet
 

@@ -5,33 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.escape import few_ranks
-from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.rules.base import Draft, Limit, Limits, advice, rule
 from distprof.sections.collectives import CollectivesResult
 from distprof.sections.pipeline import PipelineResult
 from distprof.sections.shares import WIDER_WAIT
-from distprof.sections.stragglers import SequenceImbalance, StragglersResult
-from distprof.sections.stragglers.rules.ranks import words
+from distprof.sections.stragglers import SequenceImbalance, StragglersResult, words
 from distprof.sections.whatif import Cause, CauseKind, WhatIfResult, causes_of, limiting_stage
 from distprof.terms import Confidence, Severity
 from distprof.units import capitalized, format_duration, format_ratio, name_ranks
 
 NAMED_RATIO = 1.08
 """Imbalance of stages from which `unequal-stages` names the longest."""
-
-_SUBJECTS = {
-    CauseKind.STAGES: "Unequal pipeline stages",
-    CauseKind.DATA: "Micro-batches of unequal length",
-    CauseKind.STALLS: "Micro-batches that vary without a pattern",
-    CauseKind.TRANSFERS: "Transfers of uneven duration",
-}
-
-_SAVES_EVENNESS = "Even micro-batches would save"
-
-_SAVES = {
-    CauseKind.WORKERS: "Without them, a step would save",
-    CauseKind.STAGES: "Equal stages would save",
-    CauseKind.TRANSFERS: "Even transfers would save",
-}
 
 
 @rule(
@@ -98,10 +82,10 @@ def uneven_operations(
         yield Draft(
             headline=_lost_to(cause, f"{format_ratio(gain_ns / step_ns)} of each step"),
             message=(
-                f"{capitalized(_because(whatif, cause))} {_SAVES.get(kind, _SAVES_EVENNESS)} "
+                f"{capitalized(_because(whatif, cause))} {words()['saves'][kind]} "
                 f"{format_duration(gain_ns)}{'' if kind is CauseKind.WORKERS else ' of each step'}."
             ),
-            fix=words()["fix_of_operations"][kind],
+            fix=advice("uneven-operations", kind),
             cost_ns_per_step=gain_ns,
             confidence=Confidence.MODELLED,
             ranks=of_stage if is_stage else cause.scenario.ranks,
@@ -115,7 +99,7 @@ def uneven_operations(
 def _lost_to(cause: Cause, share: str) -> str:
     if cause.kind is CauseKind.WORKERS:
         return f"Slow workers cost {share}: {few_ranks(cause.scenario.ranks)}"
-    return f"{_SUBJECTS[cause.kind]} cost {share}"
+    return f"{words()['costs'][cause.kind]} cost {share}"
 
 
 def _because(whatif: WhatIfResult, cause: Cause) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from statistics import median
+from typing import Any
 
 import msgspec
 
@@ -151,16 +152,25 @@ def by_kind(units: Sequence[Unit]) -> list[list[Unit]]:
     return list(kinds.values())
 
 
-def cost_of(
-    units: Sequence[Unit], stragglers: StragglersResult
-) -> tuple[int | None, str, Confidence]:
-    """Time per step that other ranks wait for these ranks, their scenario, and the confidence."""
+def cost_of(units: Sequence[Unit], stragglers: StragglersResult) -> dict[str, Any]:
+    """What findings on slow GPUs have in common: the time per step that other ranks wait, if any.
+
+    Its scenario is known for a single rank.
+    """
     ranks = ranks_of(units)
-    wanted = set(ranks)
-    lost = sum(row.lost_ns_per_step for row in stragglers.ranks if row.rank in wanted)
+    lost = sum(row.lost_ns_per_step for row in stragglers.ranks if row.rank in {*ranks})
+    return {
+        "cost_ns_per_step": lost or None,
+        "confidence": _confidence(units),
+        "ranks": ranks,
+        "evidence": evidence_of(units),
+        "without": f"rank {ranks[0]}" if len(ranks) == 1 and lost else "",
+    }
+
+
+def _confidence(units: Sequence[Unit]) -> Confidence:
     is_sure = all(unit.is_sure for unit in units)
-    without = f"rank {ranks[0]}" if len(ranks) == 1 and lost else ""
-    return lost or None, without, Confidence.MEASURED if is_sure else Confidence.INFERRED
+    return Confidence.MEASURED if is_sure else Confidence.INFERRED
 
 
 def wrong_conditions(
@@ -283,7 +293,6 @@ def throttled_device(
             continue
         ids = {id(unit) for unit in gpus}
         left = [unit for unit in left if id(unit) not in ids]
-        cost, without, confidence = cost_of(gpus, stragglers)
         most = format_ratio(max(_share(unit, reasons) for unit in gpus))
         names = sorted({r for unit in gpus for r in unit.figures.throttle_reasons if r in reasons})
         when = "of the analysed steps" if all(u.is_in_steps for u in gpus) else "of the recording"
@@ -303,11 +312,7 @@ def throttled_device(
                 f"{it} {' and '.join(names)}{reason} in these samples {when}{_clocks(gpus, units)}."
             ),
             fix=advice("throttled-device", case),
-            cost_ns_per_step=cost,
-            confidence=confidence,
-            ranks=ranks_of(gpus),
-            evidence=evidence_of(gpus),
-            without=without,
+            **cost_of(gpus, stragglers),
         )
 
 
@@ -391,7 +396,6 @@ def uneven_device_clocks(
             rest = [unit for unit in peers if id(unit) not in ids]
             own = median_of(slow, lambda figures: figures.sm_clock_mhz_median) or 0.0
             median = median_of(rest, lambda figures: figures.sm_clock_mhz_median) or own
-            cost, without, confidence = cost_of(slow, stragglers)
             several = len(slow) > 1
             lower = format_ratio(1 - own / median if median else 0.0)
             clock = f"{'run' if several else 'runs'} at a clock {lower} below that of peers"
@@ -408,11 +412,7 @@ def uneven_device_clocks(
                     f"{'their' if several else 'its'} peers at {median:,.0f} MHz, for no "
                     "reported reason."
                 ),
-                cost_ns_per_step=cost,
-                confidence=confidence,
-                ranks=ranks_of(slow),
-                evidence=evidence_of(slow),
-                without=without,
+                **cost_of(slow, stragglers),
             )
 
 
@@ -483,9 +483,7 @@ def hot_device(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
     yield Draft(
         headline=headline,
         message=f"{capitalized(others)}.",
-        confidence=Confidence.MEASURED
-        if all(unit.is_sure for unit in hot)
-        else Confidence.INFERRED,
+        confidence=_confidence(hot),
         ranks=ranks_of(hot),
         evidence=evidence_of(hot),
     )

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from distprof.bounds import table_beside
 from distprof.escape import fitting
-from distprof.rules.base import HEADINGS, Draft, Limits, Page, Rule, parse_page
+from distprof.rules.base import Draft, Limits, Rule, parse_page
 from distprof.terms import Confidence, Severity
 from distprof.units import capitalized
 from distprof.verbs.plan import ConfigurationResult
@@ -32,7 +32,6 @@ def _row(*, code: str, name: str, severity: str, kind: str, fix: str, page: str)
                     evidence=("configuration.objections",),
                 )
 
-    sections = {**parse_page(_TABLE["shared"]).sections, **parse_page(page).sections}
     return Rule(
         code=code,
         name=name,
@@ -40,7 +39,7 @@ def _row(*, code: str, name: str, severity: str, kind: str, fix: str, page: str)
         since="0.1.0",
         needs=(ConfigurationResult,),
         costs_time=False,
-        doc=Page({heading: sections[heading] for heading in HEADINGS}),
+        doc=parse_page(page, _TABLE["shared"]),
         check=check,
     )
 

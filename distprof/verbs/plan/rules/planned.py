@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from distprof.bounds import table_beside
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.terms import Confidence, Severity
 from distprof.units import format_bytes, format_duration, format_ratio
 from distprof.verbs.plan import ConfigurationResult
 
+_PAGES: Mapping[str, str] = table_beside(__package__, "planned.toml")
 
-@rule("CFG111", Severity.ERROR, costs_time=False)
+
+def _page(name: str) -> str:
+    return _PAGES["shared"] + _PAGES[name]
+
+
+@rule("CFG111", Severity.ERROR, page=_page("configuration-beyond-memory"), costs_time=False)
 def configuration_beyond_memory(
     configuration: ConfigurationResult,
     limits: Limits,  # noqa: ARG001 - all checks take limits
 ) -> Iterator[Draft]:
     """Weights, gradients, optimizer state and activations of a layout take more memory than a GPU
     may use.
-
-    ## Why it costs time
-    The job runs out of memory in the first step, or later if only long sequences need too much.
-
-    ## Evidence needed
-    A configuration that `distprof plan --lint` reads, the number of GPUs, and the model's shape
-    (from the file or the command line). Layouts that cannot run for another reason are not judged.
-
-    ## How the cost is computed
-    No cost is computed: the job would not run, so no step loses time. The finding is *modelled*.
-
-    ## How to fix
-    If the state alone does not fit, shard it (zero-1, FSDP), or divide the model by tp and pp. If
-    the state fits, use a smaller micro-batch, full recomputation, or more tp.
-
-    ## When it is wrong
-    With offloading, 8-bit optimizers, fp8 weights or activations in CPU memory: distprof models
-    none of these. `--reserve` sets the share of memory that stays free.
-
-    ## Sources
-    Formula sheet, "Memory".
     """
     memory, usable = configuration.memory, configuration.usable_bytes
     if memory is None or memory.total_bytes <= usable:
@@ -65,33 +51,12 @@ def _fix(configuration: ConfigurationResult, state_bytes: int) -> str:
 @rule(
     "CFG112",
     Severity.WARNING,
+    page=_page("planned-bubble"),
     max_bubble_ratio=Limit(0.10, "share of the pipeline's time that may be bubble"),
 )
 def planned_bubble(configuration: ConfigurationResult, limits: Limits) -> Iterator[Draft]:
     """A pipeline has enough micro-batches to fill it, but its theoretical bubble fraction exceeds
     10 %.
-
-    ## Why it costs time
-    Stages are idle while the pipeline fills and drains. With v stages per rank, the bubble fraction
-    is (P − 1)/(v · M + P − 1).
-
-    ## Evidence needed
-    A configuration that `distprof plan --lint` reads, the number of GPUs, and the model's shape
-    (from the file or the command line). Layouts that cannot run for another reason are not judged.
-
-    ## How the cost is computed
-    Modelled: the bubble of the estimated step. Fewer stages or more micro-batches recover part of
-    it.
-
-    ## How to fix
-    Use more micro-batches (a smaller micro-batch, a larger batch), several stages per rank
-    (interleaving), or fewer pipeline ranks.
-
-    ## When it is wrong
-    With zero-bubble schedules or DualPipe, which distprof does not model.
-
-    ## Sources
-    Formula sheet, "Pipeline bubble" and "Anti-patterns" (bubble above 10 %).
     """
     costs = configuration.estimate
     if costs is None or costs.bubble_fraction <= limits["max_bubble_ratio"]:
@@ -111,6 +76,7 @@ def planned_bubble(configuration: ConfigurationResult, limits: Limits) -> Iterat
 @rule(
     "CFG113",
     Severity.WARNING,
+    page=_page("planned-data-parallelism-exposed"),
     max_exposed_ratio=Limit(
         0.20, "share of the step that exposed data-parallel communication may take"
     ),
@@ -120,29 +86,6 @@ def planned_data_parallelism_exposed(
 ) -> Iterator[Draft]:
     """Exposed transfers of gradients and sharded parameters take more than 20 % of the estimated
     step.
-
-    ## Why it costs time
-    Data-parallel communication overlaps with the forward and backward of a micro-batch. With few
-    tokens per rank, or a slow network, it takes longer than both, and the remainder adds to the
-    step.
-
-    ## Evidence needed
-    A configuration that `distprof plan --lint` reads, the number of GPUs, and the model's shape
-    (from the file or the command line). Layouts that cannot run for another reason are not judged.
-
-    ## How the cost is computed
-    Modelled: exposed time of the data-parallel axes in the estimated step, from the volumes and the
-    α-β model of the formula sheet.
-
-    ## How to fix
-    Use a larger batch, fewer data-parallel ranks (and more tp, pp or cp), accumulation, or hybrid
-    sharding within nodes.
-
-    ## When it is wrong
-    If links reach more than `--link-efficiency`, or gradients are compressed.
-
-    ## Sources
-    Formula sheet, "Volume per training step", "Computation and communication".
     """
     costs = configuration.estimate
     if costs is None:
@@ -166,6 +109,7 @@ def planned_data_parallelism_exposed(
 @rule(
     "CFG114",
     Severity.INFO,
+    page=_page("planned-accumulation-without-need"),
     costs_time=False,
     room_ratio=Limit(0.9, "share of usable memory that the larger micro-batch may fill"),
 )
@@ -174,28 +118,6 @@ def planned_accumulation_without_need(
 ) -> Iterator[Draft]:
     """The job accumulates gradients over micro-batches although micro-batches of twice the size fit
     into memory.
-
-    ## Why it costs time
-    Twice as many micro-batches launch twice as many kernels of half the size. With sharded
-    parameters, they also gather the parameters twice as often.
-
-    ## Evidence needed
-    A configuration that `distprof plan --lint` reads, the number of GPUs, and the model's shape
-    (from the file or the command line). Layouts that cannot run for another reason are not judged.
-
-    ## How the cost is computed
-    No cost is computed: the gain from larger matrices depends on the kernels, which distprof does
-    not model.
-
-    ## How to fix
-    Double the size of the micro-batches and halve their number.
-
-    ## When it is wrong
-    If the memory is needed for something else: occasional long sequences, evaluation,
-    fragmentation.
-
-    ## Sources
-    Formula sheet, "Memory" and "Anti-patterns" (accumulation when the batch fits).
     """
     larger, needed = configuration.larger, configuration.larger_bytes
     if larger is None or needed is None:
@@ -213,35 +135,14 @@ def planned_accumulation_without_need(
 @rule(
     "CFG115",
     Severity.INFO,
+    page=_page("planned-sharding-without-need"),
     costs_time=False,
     room_ratio=Limit(0.9, "share of usable memory that unsharded state may fill"),
 )
 def planned_sharding_without_need(
     configuration: ConfigurationResult, limits: Limits
 ) -> Iterator[Draft]:
-    """The job shards weights although the whole model state fits into the memory of each GPU.
-
-    ## Why it costs time
-    FSDP sends three times the size of the model per micro-batch, DDP twice per step. That is at
-    least 1.5 times as much, and forward and backward may have to wait for it.
-
-    ## Evidence needed
-    A configuration that `distprof plan --lint` reads, the number of GPUs, and the model's shape
-    (from the file or the command line). Layouts that cannot run for another reason are not judged.
-
-    ## How the cost is computed
-    No cost is computed: communication that overlaps with computation costs no time. Compare both
-    layouts with `distprof plan --layout`.
-
-    ## How to fix
-    Use DDP, or ZeRO-1 if the optimizer state takes most of the memory.
-
-    ## When it is wrong
-    If larger micro-batches or less recomputation need the memory.
-
-    ## Sources
-    Formula sheet, "Volume per training step" and "Anti-patterns" (FSDP where DDP would fit).
-    """
+    """The job shards weights although the whole model state fits into the memory of each GPU."""
     plain = configuration.plain_bytes
     if plain is None or plain > limits["room_ratio"] * configuration.usable_bytes:
         return
