@@ -1,18 +1,19 @@
 """Tables of operators that ``prof.key_averages().table()`` prints, in a file of any name.
 
 Columns have had many names: ``Self CUDA``, ``Self CUDA total``, ``Self XPU``, ``Self device``;
-``# of Calls``, ``Number of Calls``. Cells are two or more spaces apart. Rows copied without their
-header have the columns that torch prints by default. Functions as cProfile, line_profiler and
-``py-spy top`` list them are read as operators of the CPU. Source: pytorch/pytorch,
-``torch/autograd/profiler_util.py``; CPython, ``Lib/pstats.py``.
+``# of Calls``, ``Number of Calls``. They are told apart by these names and by what values look
+like, because people paste them with tabs, in Markdown, wrapped, or with single spaces. Rows copied
+without their header have the columns that torch prints by default. Functions as cProfile,
+line_profiler and ``py-spy top`` list them are read as operators of the CPU. Source:
+pytorch/pytorch, ``torch/autograd/profiler_util.py``; CPython, ``Lib/pstats.py``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import chain
+from itertools import chain, repeat
 
 import msgspec
 
@@ -29,8 +30,12 @@ MAX_NAME = 300
 _SNIFFED_BYTES = 1 << 16
 _PATTERNS = patterns_beside(__package__, "operator_table.toml")
 _LIBRARIES = ("nccl", "rccl", "c10d", "oneccl", "hccl", "hcom_")
-_LEAST_SHARE = 0.2
-"""Percent from which a share that is rounded to a decimal or two shows the total roughly."""
+_MOST_ERROR = 0.03
+"""A share that is rounded more coarsely does not show the total."""
+_TEXTS = ("Name", "Overload Name", "Full Name", "Input Shapes", "Source Location")
+_CALLS = ("# of Calls", "Number of Calls", "Calls")
+_DRAWN = str.maketrans("│┃║¦", "||||")
+_EDGES, _RULES = " \t|#>`", " \t|#>`-─━═=+:┼╇┡┩├┤┌┐└┘╞╡"
 _NS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
 
 
@@ -56,6 +61,13 @@ def _layouts() -> tuple[tuple[re.Pattern[str], _Layout], ...]:
     table = table_beside(__package__, "function_tables.toml")
     known = msgspec.convert(table["table"], tuple[_Layout, ...])
     return tuple((re.compile(one.header, re.M), one) for one in known)
+
+
+@cache
+def _columns() -> dict[str, list[str]]:
+    """Columns of a table without a header, by what their values are."""
+    columns: dict[str, list[str]] = table_beside(__package__, "operator_table.toml")["columns"]
+    return columns
 
 
 def fits_operator_table(source: str) -> bool:
@@ -117,75 +129,126 @@ def _listed(source: str, text: str, start: int, layout: _Layout) -> OperatorTabl
 
 
 def _operators(source: str, every: Sequence[str]) -> OperatorTable:
-    first, lines = "", iter(every)
-    last = next((line for line in reversed(every) if line.strip(" -`")), "")
-    header: list[str] | None = None
-    for line in lines:
-        cells = _cells(line)
-        if _PATTERNS["header"].match(line):
-            header = cells
-        elif _PATTERNS["headless"].match(line):
-            unnamed = table_beside(__package__, "operator_table.toml")["columns"]
-            header = unnamed.get(str(len(cells)))
-            first = line if header else ""
-        if header is not None:
-            break
+    """The first table among lines, whatever stands between its columns."""
+    lines = _rows(every)
+    last = next((line for line in reversed(every) if line.strip(_EDGES + "-")), "")
+    header = next((one for one in map(_header, lines) if one), None)
     if header is None:
         _refuse(source, "no header")
-    device = next((m[1] for m in map(_PATTERNS["of_device"].fullmatch, header) if m), "")
+    columns, prefix, first = header
+    device = next((m[1] for m in map(_PATTERNS["of_device"].fullmatch, columns) if m), "")
     operators: list[TableOperator] = []
     whole = {what: _Whole() for what in ("CPU", device)}
     totals: dict[str, int] = {}
     num_broken = 0
-    for line in chain([first], lines):
+    for line in chain(first, (line.removeprefix(prefix) for line in lines)):
         if total := _PATTERNS["total"].match(line.strip()):
             totals.setdefault(total[1], _ns(total[2].strip()) or 0)
         elif _PATTERNS["header"].match(line):
             break
-        elif line.strip(" -|") and not totals:
-            cells = _cells(line)
-            if line is last and len(cells) < len(header):  # cut off, perhaps within its last cell
-                cells = [*cells[:-1], *[""] * (len(header) - len(cells)), "0"]
-            made = _operator(header, cells, device)
+        elif line.strip(_RULES) and not totals:
+            row = _row(line, columns, is_last=line == last)
+            made = _operator(row, device)
             num_broken += made is None
             if made is not None:
                 operators.append(made)
-                row = dict(zip(header, cells, strict=True))
                 for what, one in whole.items():
-                    share = row.get(f"Self {what} %", "").removesuffix("%")
-                    one.take(_ns(row.get(f"Self {what}", "")), share)
+                    one.take_all(row, what)
             if len(operators) > MAX_ROWS:
                 _refuse(source, f"more than {MAX_ROWS:,} rows")
     if not operators:
         _refuse(source, f"no readable row, {num_broken:,} unreadable rows")
     notes = [f"Unreadable rows, skipped: {num_broken:,}."] if num_broken else []
-    if not device and any(re.fullmatch(r"(?!CPU)\w+ total", name) for name in header):
+    if not device and any(re.fullmatch(r"(?!CPU)\w+ total", name) for name in columns):
         notes.append("The table has no own times of the GPU (PyTorch before 1.7).")
     return OperatorTable(
         operators=tuple(operators),
-        device=device,
+        device=next(iter(totals.keys() - {"CPU"}), device) if first else device,
         self_cpu_ns=totals.get("CPU", whole["CPU"].ns),
         self_device_ns=totals.get(device, whole[device].ns),
         notes=tuple(notes),
     )
 
 
+def _rows(lines: Iterable[str]) -> Iterator[str]:
+    """Lines without what draws a table; those that a terminal or a mail wrapped are joined."""
+    before = ""
+    for line in lines:
+        plain = line.translate(_DRAWN)
+        if _PATTERNS["goes_on"].match(plain):
+            before = f"{before}  {plain}"
+            continue
+        if before:
+            yield before
+        before = plain
+    yield before
+
+
+def _header(line: str) -> tuple[list[str], str, list[str]] | None:
+    """Columns, what a launcher prints before them, and the line itself if it is a row."""
+    if found := _PATTERNS["header"].match(line):
+        before = found[1].rstrip()
+        return _PATTERNS["column"].findall(line[len(found[1]) :]), before, []
+    if not _PATTERNS["headless"].match(line):
+        return None
+    columns, rest = ["Name"], "".join(map(_sign, _split(line, 0)[1:]))
+    while rest:
+        signs = next((signs for signs in _columns() if rest.startswith(signs)), None)
+        if signs is None:
+            return None
+        columns, rest = columns + _columns()[signs], rest[len(signs) :]
+    return columns, "", [line]
+
+
+def _sign(value: str) -> str:
+    """What a value is: a percentage, time, memory, whole number or another figure."""
+    known = ("p", "percent"), ("t", "duration"), ("m", "memory"), ("i", "whole_number")
+    return next((sign for sign, name in known if _PATTERNS[name].fullmatch(value)), "f")
+
+
+def _split(line: str, most: int) -> list[str]:
+    """Name and values of a row; ``most`` values are enough, 0 for any number, else it is none."""
+    text = line.strip(_EDGES)
+    if (mark := "|" if text.count("|") > 1 else "\t") in text:
+        return [cell.strip() for cell in text.split(mark)]
+    first = _PATTERNS["values"].search(text)
+    if first is None:
+        return []
+    cells, at = [text[: first.start()].strip()], first.start()
+    while value := _PATTERNS["value"].match(text, at):
+        cells.append(value[0].strip())
+        at = value.end()
+    return cells if at == len(text) or len(cells) > most else []
+
+
+def _row(line: str, columns: Sequence[str], *, is_last: bool) -> dict[str, str]:
+    """Values of a row by column, possibly without the last ones; empty if it is none."""
+    valued = [name for name in columns if name not in _TEXTS]
+    cells = _split(line, 0 if is_last else len(valued))
+    is_marked = len(cells) > len(valued) + 1
+    return dict(zip(columns if is_marked else ("Name", *valued), cells, strict=False))
+
+
 class _Whole:
-    """The time of all rows, by the largest share of a row that is printed."""
+    """The time of all rows, by the share of a row that is printed most exactly."""
 
     ns: int | None = None
-    _share: float = 0.0
+    _error: float = _MOST_ERROR
 
-    def take(self, own: int | None, share: str) -> None:
+    def take(self, spent: int | None, share: str) -> None:
         """Add a row, with its share in percent."""
-        is_share = own and _PATTERNS["cell"].fullmatch(share) and share.count(".") < 2
-        if own and is_share and float(share) > max(self._share, _LEAST_SHARE):
-            self._share = float(share)
-            self.ns = round(own / self._share * 100)
+        if not spent or not _PATTERNS["cell"].fullmatch(share) or share.count(".") > 1:
+            return
+        percent, half = float(share), 0.5 * 0.1 ** len(share.partition(".")[2])
+        if percent > 0 and half / percent < self._error:
+            self._error = half / percent
+            self.ns = round(spent / percent * 100)
 
-
-def _cells(line: str) -> list[str]:
-    return _PATTERNS["between"].split(line.strip(" \t|").removesuffix("</b>"))
+    def take_all(self, row: Mapping[str, str], what: str) -> None:
+        """Add a row of columns: its own time, and on the CPU the time with what it calls."""
+        totals = ("Self {} total", "{} total") if what == "CPU" else ()
+        for column in map(str.format, ("Self {}", *totals), repeat(what)):
+            self.take(_ns(row.get(column, "")), row.get(f"{column} %", "").removesuffix("%"))
 
 
 def _kind(name: str) -> CollectiveKind:
@@ -193,24 +256,21 @@ def _kind(name: str) -> CollectiveKind:
     return collective_kind(name) if is_collective else CollectiveKind.UNKNOWN
 
 
-def _operator(header: Sequence[str], cells: Sequence[str], device: str) -> TableOperator | None:
+def _operator(row: Mapping[str, str], device: str) -> TableOperator | None:
     """The operator of a row; None if it is no row of this table."""
-    if len(cells) != len(header):
+    calls = next((row[name] for name in _CALLS if name in row), "0")
+    if not any(map(_ns, row.values())) or not _PATTERNS["whole_number"].fullmatch(calls):
         return None
-    row = dict(zip(header, cells, strict=True))
-    calls = row.get("# of Calls", row.get("Number of Calls", row.get("Calls", "")))
-    self_cpu = _ns(row.get("Self CPU", row.get("Self CPU total", row.get("CPU total", ""))))
-    if self_cpu is None or not re.fullmatch(r"\d{1,15}", calls):
-        return None
-    own = row.get(f"Self {device}", row.get(f"Self {device} total", ""))
+    ns = {name: _ns(text) or 0 for name, text in row.items()}
+    name = row["Name"].removeprefix("<b>").strip("`")
     return TableOperator(
-        name=row["Name"].removeprefix("<b>")[:MAX_NAME],
-        kind=_kind(row["Name"]),
+        name=name[:MAX_NAME],
+        kind=_kind(name),
         num_calls=int(calls),
-        self_cpu_ns=self_cpu,
-        cpu_ns=_ns(row.get("CPU total", "")) or 0,
-        self_device_ns=_ns(own) or 0,
-        device_ns=_ns(row.get(f"{device or 'CUDA'} total", "")) or 0,
+        self_cpu_ns=ns.get("Self CPU", ns.get("Self CPU total", 0)),
+        cpu_ns=ns.get("CPU total", 0),
+        self_device_ns=ns.get(f"Self {device}", ns.get(f"Self {device} total", 0)),
+        device_ns=ns.get(f"{device or 'CUDA'} total", 0),
     )
 
 

@@ -159,8 +159,10 @@ _SAME = 0.97  # Throughput below this share of another is lower
 MIN_WORK_RATIO = 0.3
 MIN_KNOWN_RATIO = 0.25
 MIN_BUSY_RATIO = 0.4
-MIN_LISTED_RATIO = 0.3
+MIN_LISTED_RATIO = 0.5
+"""Below this share of the whole, a table does not show what takes most."""
 _NEARLY = 0.8
+_FEW_CALLS = 2
 _MANY_CALLS, _SHORT_NS = 10_000, 5_000
 """Kernels or copies this short wait for their launches if there are this many."""
 
@@ -359,15 +361,24 @@ def scaling_lines(result: ScalingTableResult) -> list[str]:
 
 def _named(row: TableRow) -> str:
     """The name of an operator or a function, without the folders of its file."""
-    return shorten(_FOLDERS.sub("", row.name), _MAX_NAME)
+    name, *_ = re.split(r", (?:stashed )?seq=", row.name, maxsplit=1)
+    return shorten(_FOLDERS.sub("", name), _MAX_NAME)
+
+
+def _cpu_whole(result: OperatorTableResult) -> int | None:
+    """CPU time of everything, ns: as printed, else what own times show; None without either."""
+    listed = sum(row.self_cpu_ns for row in result.rows)
+    if not (result.self_cpu_ns or listed):
+        return None
+    return max(result.self_cpu_ns or 0, listed, *(row.cpu_ns for row in result.rows))
 
 
 def _known_work(result: OperatorTableResult) -> list[str]:
     """What takes most of the CPU's time, if a row tells; else the deepest function that does."""
     rows = sorted(result.rows, key=lambda row: row.cpu_ns)
-    listed = sum(row.self_cpu_ns for row in rows)
-    total = max(rows[-1].cpu_ns, result.self_cpu_ns or 0, listed)
-    if not result.self_cpu_ns and len({row.name for row in rows}) < _FEWEST_ROWS:
+    total = _cpu_whole(result)
+    is_one = not result.self_cpu_ns and len({row.name for row in rows}) < _FEWEST_ROWS
+    if total is None or is_one:
         return []
     spent = {
         what: max((row.cpu_ns for row in rows if re.search(known, row.name)), default=0)
@@ -387,9 +398,11 @@ def _known_work(result: OperatorTableResult) -> list[str]:
     share = "Most" if 2 * spent[what] >= total else "The largest known part"
     are_calls = all(re.match(r"(?:cu|cuda|hip)[A-Z]", row.name) for row in rows)
     where = "the time in calls of CUDA" if are_calls else "the CPU's time"
+    of = f"{format_duration(total)} ({format_ratio(spent[what] / total)})"
+    if not result.self_cpu_ns and spent[what] == total:  # the row itself is all that is known
+        share, of = "The longest row", "an unknown whole"
     return [
-        f"{share} of {where} is {what}: {format_duration(spent[what])} of "
-        f"{format_duration(total)} ({format_ratio(spent[what] / total)}).",
+        f"{share} of {where} is {what}: {format_duration(spent[what])} of {of}.",
         *filter(None, (_TABLE["advice"].get(what),)),
     ]
 
@@ -397,13 +410,13 @@ def _known_work(result: OperatorTableResult) -> list[str]:
 def _of_one_row(result: OperatorTableResult) -> list[str]:
     """The row that takes most of the CPU's time without what it calls, if one does."""
     top = max(result.rows, key=lambda row: row.self_cpu_ns)
-    listed = sum(row.self_cpu_ns for row in result.rows)
-    whole = max(result.self_cpu_ns or 0, listed, *(row.cpu_ns for row in result.rows))
-    if len(result.rows) < _FEWEST_ROWS or top.self_cpu_ns < MIN_WORK_RATIO * whole:
+    whole = _cpu_whole(result) or 0
+    if len(result.rows) < _FEWEST_ROWS or top.self_cpu_ns < max(MIN_WORK_RATIO * whole, 1):
         return []
     spent = f"{format_duration(top.self_cpu_ns)} of {format_duration(whole)}"
     share = format_ratio(top.self_cpu_ns / whole)
-    return [f"{_named(top)} itself takes {share} of the CPU's time: {spent}."]
+    said = (one["text"] for one in _TABLE["copy"] if re.search(one["name"], top.name))
+    return [f"{_named(top)} itself takes {share} of the CPU's time: {spent}.", *said]
 
 
 def _cost(row: TableRow, field: str) -> tuple[str, str]:
@@ -415,24 +428,57 @@ def _cost(row: TableRow, field: str) -> tuple[str, str]:
 def _cpu_rows(result: OperatorTableResult) -> list[str]:
     """What takes time, of a table without a row that has own time on the GPU."""
     lacks = "No row of the table has own time on the GPU." if result.device else ""
-    what, field = "CPU", "self_cpu_ns"
+    is_own = any(row.self_cpu_ns for row in result.rows)
+    what, field = "CPU", "self_cpu_ns" if is_own else "cpu_ns"
     if any(row.device_ns for row in result.rows):
         what, field = "GPU", "device_ns"
         lacks = "The table has only GPU times that include what an operator calls."
-    rows = sorted(result.rows, key=lambda row: -getattr(row, field))[:_NAMED_ROWS]
-    named = ", ".join(
-        f"{_named(row)} ({', '.join(filter(None, _cost(row, field)))})"
-        for row in rows
-        if getattr(row, field)
-    )
+    rows = sorted(result.rows, key=lambda row: -getattr(row, field))
     known = _known_work(result) or _of_one_row(result) * (what == "CPU" and not lacks)
-    shown = sum(row.self_cpu_ns for row in result.rows) / (result.self_cpu_ns or 1)
-    if not (known or lacks) and result.self_cpu_ns and shown < MIN_LISTED_RATIO:
-        lacks = _cut("CPU", shown)
+    shown = sum(getattr(row, field) for row in rows) / (result.self_cpu_ns or 1)
+    if what == "CPU" and result.self_cpu_ns and shown < MIN_LISTED_RATIO:
+        known = [*known, _cut("CPU", shown)]
+    elif field != "self_cpu_ns" and len(rows) >= _FEWEST_ROWS:
+        known = [*known, *_with_calls(rows, field, what)]
     lacks = lacks or "The table has only CPU times."
     if len({row.name for row in result.rows}) < _FEWEST_ROWS and not result.self_cpu_ns:
         lacks = "What takes the time is not decided, because the table shows too few rows."
+    named = ", ".join(
+        f"{_named(row)} ({', '.join(filter(None, _cost(row, field)))})"
+        for row in rows[:_NAMED_ROWS]
+        if getattr(row, field)
+    )
     return [*known, f"{lacks} Most {what} time: {named}." if named else lacks]
+
+
+def _with_calls(rows: list[TableRow], field: str, what: str) -> list[str]:
+    """The longest row, of rows whose times include what they call; no share of them is known."""
+    top, most = rows[0], getattr(rows[0], field)
+    calls = top.num_calls
+    same = [row for row in rows[1:] if row.num_calls == calls]
+    inside = [row for row in same if getattr(row, field) >= _SAME_SPEED * most > 0]
+    if not most:
+        return []
+    each = f" in {calls:,} calls of {format_duration(most / calls)}" if calls > 1 else ""
+    text = f"{_named(top)} and what it calls take longest on the {what}"
+    said = [f"{text}: {format_duration(most)}{each}, of the rows shown."]
+    if inside:
+        said.append(
+            f"It and {', '.join(map(_named, inside[:_MOST_MOMENTS]))} take nearly the same time, "
+            "so one is probably inside the other."
+        )
+    return said
+
+
+def _busy_ratio(result: OperatorTableResult) -> float | None:
+    """Time of kernels relative to that of the CPU; None if the table does not show both."""
+    cpu_ns = result.self_cpu_ns
+    if not cpu_ns:
+        return None
+    if result.self_device_ns:
+        return result.self_device_ns / ((result.step_ns or 0) * (result.num_steps or 0) or cpu_ns)
+    around = [row.device_ns for row in result.rows if row.cpu_ns >= _NEARLY * cpu_ns]
+    return max(around, default=0) / cpu_ns or None
 
 
 def _operators(result: OperatorTableResult) -> list[str]:
@@ -444,18 +490,19 @@ def _operators(result: OperatorTableResult) -> list[str]:
             f"{counted(result.num_steps, 'step')} of {format_duration(result.step_ns)}, profiler "
             "included."
         )
-    whole = (result.step_ns or 0) * (result.num_steps or 0) or result.self_cpu_ns
-    busy = (result.self_device_ns or 0) / whole if whole and result.self_cpu_ns else 1.0
+    busy = _busy_ratio(result)
     lead = []
-    if 0 < busy < MIN_BUSY_RATIO:  # of a table whose totals are known
+    if busy and busy < MIN_BUSY_RATIO:
         lead.append(
             f"Kernels take only {format_ratio(busy)} of the CPU's time, so the GPU waits for the "
             "CPU most of the time."
         )
         lead += _known_work(result)
+        if max(row.num_calls for row in result.rows if row.cpu_ns or row.device_ns) <= _FEW_CALLS:
+            lead.append(_TABLE["first"])
     first = next((part for part in result.parts if part.num_calls is not None), None)
     if first is None:
-        return [*_cpu_rows(result), *lead, *steps]
+        return [*lead, *_cpu_rows(result), *steps]
     chip = "GPU" if result.device in ("", "CUDA", "device") else result.device
     top, whole = result.rows[0], result.self_device_ns or 0
     name, spent, alone = first.kind.capitalize(), first.device_ns, ""
