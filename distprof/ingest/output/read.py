@@ -94,7 +94,7 @@ _PREFIX = re.compile(
     r"|\[\d{1,9},mpirank:(\d{1,7}),[\w.-]{1,60}\]<std(?:out|err)>:"  # SageMaker
     r"|\[(\d{1,7})\]<std(?:out|err)>:)"  # horovodrun
     # srun --label, but not NCCL's process and thread, nor Horovod's stalled tensors
-    r"|(\d{1,7}):(?: |$)(?!\d\d:|\d{1,7} \[\d|\[[\w./:-]{12,200}[, \]])"
+    r"|(\d{1,7}):(?= (?!\d\d:|\d{1,7} \[\d|\[[\w./:-]{12,200}[, \]])|$)"
     r"|\(Worker_TP(\d{1,7})(?:_EP\d{1,7})? pid=\d{1,9}\)"  # vLLM
     r"|\((?!\w{1,60}, rank=\d{1,7}, pid=)"  # SkyPilot's rank is that of the node
     r"\w{0,60}[^()]{0,60}\brank[=: ]?(\d{1,7})\b[^()]{0,80}\)"  # Ray
