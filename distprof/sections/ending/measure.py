@@ -996,8 +996,9 @@ _MAX_NAMED = 1 << 16
 
 def _is_of_agent(event: OutputEvent, output: JobOutput) -> bool:
     """Whether an agent, which had reached its rendezvous before, reports that it lost it."""
-    lost = (e for e in _of(output, "waiting") if "run" in e.fields and e.file == event.file)
-    return any(0 <= event.line - e.line <= _NEAR_AGENT for e in lost)
+    own = _exits(output) if "elapsed" in event.fields else []  # of its own worker
+    lost = (*own, *(e for e in _of(output, "waiting") if "run" in e.fields))
+    return any(e.file == event.file and 0 <= event.line - e.line <= _NEAR_AGENT for e in lost)
 
 
 _NEAR_AGENT = 40
