@@ -389,7 +389,7 @@ def _is_output(path: str, *, is_alone: bool) -> bool:
 
     A kernel's log is a kind of its own. A job that was cancelled has its iterations to show, if
     there are several. The line of an error alone counts only in a file that is named itself, and
-    lines of a start only if nothing else is in it, or someone says that the job stands there.
+    lines of a start only if nothing else is in it, or someone says that the job hangs there.
     """
     found = _kinds(path)
     kinds = found - _STARTS

@@ -353,9 +353,8 @@ def _stuck(
 
 def _subject(event: OutputEvent) -> str:
     """For example ``Rank 10 on node-a``; ``A process`` if no rank is named."""
-    host = event.fields.get("host", "")
     who = "A process" if event.rank is None else f"Rank {event.rank}"
-    return f"{who} on {host}" if host else who
+    return f"{who}{_at(event)}"
 
 
 def _host_memory(output: JobOutput) -> EndingResult | None:
@@ -1207,9 +1206,7 @@ def _stopped(output: JobOutput) -> EndingResult | None:
     name = _signal(event)
     if name == "SIGINT" and (began := _stands_at(output)):
         return began
-    how = f"its launcher got {name or 'a signal'}"
-    if name in words().stopped:
-        how = words().stopped[name]
+    how = words().stopped.get(name, f"its launcher got {name or 'a signal'}")
     if event.yields == "cancelled":
         how = "it was cancelled, and the text does not say why"
     found = _made(
@@ -1402,7 +1399,7 @@ def _crossed(output: JobOutput) -> EndingResult | None:
         both = Counter(ends.values())
         ready = [rank for rank, end in ends.items() if end is None or both[end] > 1]
         if not ready:
-            told = (f"rank {rank} stands at {actions[0][0]}" for rank, actions in left.items())
+            told = (f"rank {rank} waits in {actions[0][0]}" for rank, actions in left.items())
             text = f"the schedules cross: {', '.join([*told][:4])}, and no rank is at the other end"
             event = next(iter(rows.values()))
             return _stuck("stage", text, event, *words().steps["schedules"])
