@@ -514,11 +514,11 @@ def kinds_in(data: bytes) -> set[str]:
     """What the lines of a part of a file are about, without what healthy jobs print, too."""
     reader = Reader()
     reader.take_blocks([data], "", None)
-    events = reader.events.values()
-    kinds = {event.yields for event in events} - QUIET
+    kinds = {event.yields for event in reader.events.values()} - QUIET
     last = reader.lines_of.get("", 0) - STAGE_LINES
     at_end = ("stage", "preparing")
-    kinds |= {event.yields for event in events if event.yields in at_end and event.line >= last}
+    ended = (e for e in reader.result([]).events if max(e.line, e.again) >= last)
+    kinds |= {event.yields for event in ended if event.yields in at_end}
     return kinds | {"stack"} if reader.stacks else kinds
 
 

@@ -37,6 +37,10 @@ def stacks_in(text: str) -> tuple[tuple[str, ...], int | None, int]:
     if _HOW["framed"].match(first):
         own = [line for line in lines if _HOW["framed"].match(line)]
         return calls_of(own, _HOW["framed"]), rank, len(lines)
+    if _HOW["outermost_first"].match(first):
+        dump = [*_leading(lines, _HOW["indented"])]
+        own = [line for line in dump[::-1] if _HOW["outermost_first"].match(line)]
+        return calls_of(own, _HOW["outermost_first"]), rank, len(dump)
     if _HOW["kernel"].match(first):
         names = [line.split()[1].partition("+")[0] for line in _leading(lines, _HOW["kernel"])]
         return tuple(f"{name} (kernel)" for name in names), rank, len(names)
