@@ -737,17 +737,15 @@ class _Said(NamedTuple):
         has_letters &= "|" not in self.before
         if not has_letters or _PATTERNS["of_steps"].match(self.name):
             return False
-        looks_like_one = self.is_contrasted or _PATTERNS["name"].search(self.name)
-        return bool(looks_like_one or _PATTERNS["listed"].search(self.before))
+        looks_like_one = _PATTERNS["name"].search(self.name)
+        return bool(self.is_contrasted or looks_like_one or _PATTERNS["listed"].search(self.before))
 
     @property
     def is_of_a_part(self) -> bool:
         """Whether it is the speed of a part of an iteration, or not of training."""
-        for text in (self.name, self.before[-_NEAR:]):
-            part = _PATTERNS["part"].search(text)
-            if part and not _PATTERNS["of_runs"].search(text, 0, part.start()):
-                return True
-        return False
+        found = ((t, _PATTERNS["part"].search(t)) for t in (self.name, self.before[-_NEAR:]))
+        is_run = _PATTERNS["of_runs"].search
+        return any(part and not is_run(text, 0, part.start()) for text, part in found)
 
 
 def _said(lines: Sequence[str]) -> Iterator[_Said]:
