@@ -737,17 +737,15 @@ class _Said(NamedTuple):
         has_letters &= "|" not in self.before
         if not has_letters or _PATTERNS["of_steps"].match(self.name):
             return False
-        looks_like_one = self.is_contrasted or _PATTERNS["name"].search(self.name)
-        return bool(looks_like_one or _PATTERNS["listed"].search(self.before))
+        looks_like_one = _PATTERNS["name"].search(self.name)
+        return bool(self.is_contrasted or looks_like_one or _PATTERNS["listed"].search(self.before))
 
     @property
     def is_of_a_part(self) -> bool:
         """Whether it is the speed of a part of an iteration, or not of training."""
-        for text in (self.name, self.before[-_NEAR:]):
-            part = _PATTERNS["part"].search(text)
-            if part and not _PATTERNS["of_runs"].search(text, 0, part.start()):
-                return True
-        return False
+        found = ((t, _PATTERNS["part"].search(t)) for t in (self.name, self.before[-_NEAR:]))
+        is_run = _PATTERNS["of_runs"].search
+        return any(part and not is_run(text, 0, part.start()) for text, part in found)
 
 
 def _said(lines: Sequence[str]) -> Iterator[_Said]:
@@ -782,16 +780,18 @@ def _said_in(line: str, title: str) -> Iterator[_Said]:
     is_contrasted = any(map(_PATTERNS["contrast"].search, texts[1:-1]))
     is_contrasted |= _PATTERNS["contrast"].match(line.lstrip()) is not None
     above = _name_before(title)
-    named = (
+    named = [
         [
             _Said(name, above, text, value.kind, value.per_s, is_contrasted)
             for name, text, value in zip(names, texts, values, strict=False)
         ]
         for names in (before, after)
-    )
+    ]
+    either = [one if one.names_a_run else other for one, other in zip(*named, strict=True)]
     is_where = _PATTERNS["preposition"].match
     yield from max(
-        named, key=lambda some: sum(o.names_a_run + bool(is_where(o.name)) for o in some)
+        (*named, either),
+        key=lambda some: sum(one.names_a_run + bool(is_where(one.name)) for one in some),
     )
 
 
@@ -829,6 +829,9 @@ def _ways(said: Sequence[_Said]) -> ScalingTable | None:
     below = {one.title: one.per_s for one in reversed(said) if one.title}
     runs = {name: rate for name, rate in named.items() if _PATTERNS["of_runs"].match(name)}
     chosen = next((some for some in (runs, named, below) if len(some) > 1), {})
+    batches = {name: found for name in chosen if (found := _PATTERNS["batch"].search(name))}
+    if batches.keys() == chosen.keys() and said[0].kind == "iterations":
+        chosen = {name: rate * int(batches[name][1]) for name, rate in chosen.items()}
     slowest, fastest = min(chosen.values(), default=1), max(chosen.values(), default=1)
     differs = slowest < _SAME_SPEED * fastest or chosen is below
     are_alike = said[0].kind != "time" or fastest < _MOST_APART * slowest

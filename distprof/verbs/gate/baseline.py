@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -20,6 +21,7 @@ from distprof.artefacts.summary_file import (
     SummaryFile,
     unlike,
 )
+from distprof.bounds import table_beside
 from distprof.documents.document import Document
 from distprof.errors import InputError
 from distprof.sections.table import counted
@@ -50,34 +52,13 @@ def _step_time(summary: SummaryFile) -> float | None:
     return statistics.median(summary.step_ns) if summary.step_ns else None
 
 
-METRICS = (
-    Metric("step_time", "step time", "lower", "ratio", 0.02, _step_time, decides=True),
-    # From a pair of sizes: efficiency_ratio
-    Metric(
-        "efficiency", "scaling efficiency", "higher", "ratio", 0.02, lambda _: None, decides=True
-    ),
-    Metric(
-        "overlap",
-        "overlap of communication",
-        "higher",
-        "difference",
-        0.05,
-        attrgetter("overlap_ratio"),
-    ),
-    Metric(
-        "exposed_communication",
-        "exposed communication",
-        "lower",
-        "difference",
-        0.02,
-        attrgetter("exposed_comm_ratio"),
-    ),
-    Metric("bubble", "pipeline bubble", "lower", "difference", 0.02, attrgetter("bubble_ratio")),
-    Metric(
-        "imbalance", "cost of imbalance", "lower", "difference", 0.02, attrgetter("imbalance_ratio")
-    ),
-    Metric("memory", "peak memory", "lower", "ratio", 0.02, attrgetter("peak_memory_bytes")),
-)
+def _metric(of: str, **declared: Any) -> Metric:
+    """A metric of the table, read from the field of a summary that it names."""
+    read = {"": lambda _: None, "step_ns": _step_time}.get(of) or attrgetter(of)
+    return Metric(**declared, read=read)
+
+
+METRICS = tuple(_metric(**row) for row in table_beside(__package__, "metrics.toml")["metric"])
 """Every metric, in the order of display."""
 
 
