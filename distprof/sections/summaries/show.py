@@ -151,7 +151,7 @@ def operators_table(report: Report, *, show_all: bool) -> TableView | None:
 
 READY_RATIO = 0.9
 _SCALES = 0.8
-_STRAGGLES = 1.05
+_STRAGGLES = 1.1
 _IN_A_NODE = 8  # More GPUs are usually in several nodes
 _SAME = 0.97  # Throughput below this share of another is lower
 MIN_WORK_RATIO = 0.3
@@ -385,7 +385,7 @@ def _of_one_row(result: OperatorTableResult) -> list[str]:
     top = max(result.rows, key=lambda row: row.self_cpu_ns)
     listed = sum(row.self_cpu_ns for row in result.rows)
     whole = max(result.self_cpu_ns or 0, listed, *(row.cpu_ns for row in result.rows))
-    if len(result.rows) < _FEWEST_ROWS or top.self_cpu_ns < MIN_WORK_RATIO * whole:
+    if len(result.rows) < _FEWEST_ROWS or top.self_cpu_ns < max(1, MIN_WORK_RATIO * whole):
         return []
     spent = f"{format_duration(top.self_cpu_ns)} of {format_duration(whole)}"
     share = format_ratio(top.self_cpu_ns / whole)
@@ -418,6 +418,8 @@ def _cpu_rows(result: OperatorTableResult) -> list[str]:
     lacks = lacks or "The table has only CPU times."
     if len({row.name for row in result.rows}) < _FEWEST_ROWS and not result.self_cpu_ns:
         lacks = "What takes the time is not decided, because the table shows too few rows."
+    if not named:
+        lacks = "What takes the time is not decided, because all rows show 0: keep the first ones."
     return [*known, f"{lacks} Most {what} time: {named}." if named else lacks]
 
 
