@@ -16,6 +16,7 @@ import sys
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -265,6 +266,9 @@ def _tables(lines: Iterable[str]) -> Iterator[_Table]:
         elif table.rows and _SAYS["device"].search(line):  # the settings of a new test are cut off
             begun = _Table()
         elif row := _row(line) or _row_below(head, width, line):
+            if _is_of_another(row, table.rows):
+                yield table
+                table = _Table(test=test)
             if not table.rows:
                 table.label, label = label, ""
             table.rows.append(row)
@@ -283,6 +287,15 @@ def _tables(lines: Iterable[str]) -> Iterator[_Table]:
                 table.first_ranks.add((device["host"], device["pid"]))
             table.device = table.device or device["name"].strip()
     yield table
+
+
+def _is_of_another(row: _Row, rows: Sequence[_Row]) -> bool:
+    """Whether rows of a size have another number of ranks, so each is of a run of its own."""
+    (_, speed, bus, _), (_, before, bus_before, _) = row.halves[0], (*rows, row)[0].halves[0]
+    is_again = any(each.num_bytes == row.num_bytes for each in rows)
+    if not is_again or not bus_before:
+        return False
+    return abs(bus / bus_before * before - speed) > 0.004 * speed + 0.02
 
 
 def _head(line: str) -> tuple[dict[str, _Column], int] | None:
@@ -372,6 +385,7 @@ def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurv
     kind = _kind(table, source, notes)
     is_whole = table.hosts.keys() == set(range(len(table.hosts)))
     ranks = max(table.hosts) + 1 if table.hosts else _ranks_by_ratio(table, kind)
+    cells = [[half[3] for half in row.halves] for row in table.rows]
     if not (ranks and table.rows[0].dtype) or bus_factor(kind, ranks) is None:
         which = "" if kind else "which collective it is, and "
         yield FabricCurve(
@@ -379,6 +393,7 @@ def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurv
             group_size=ranks or 0,
             label=table.label,
             points=_as_printed(table),
+            num_wrong=sum(map(_is_wrong, chain.from_iterable(cells))),
             refusal=f"the text does not say {which}over how many ranks: keep the complete output, "
             "with the command and the lines that list the GPUs",
         )
@@ -393,8 +408,6 @@ def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurv
         )
     for place in range(max(len(row.halves) for row in table.rows)):
         points = _points(table, kind, ranks, place, notes)
-        cells = [row.halves[place][3] for row in table.rows if place < len(row.halves)]
-        wrong = sum(map(_is_wrong, cells))
         if points:
             yield fitted(
                 FabricCurve(
@@ -406,7 +419,7 @@ def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurv
                     dtype=table.rows[0].dtype,
                     label=table.label,
                     points=points,
-                    num_wrong=wrong,
+                    num_wrong=sum(_is_wrong(of[place]) for of in cells if place < len(of)),
                 )
             )
 

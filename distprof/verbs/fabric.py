@@ -53,7 +53,7 @@ def fabric_verdict(profile: FabricFile) -> str:
     if not measured:
         return _of_device(profile) or "The profile has no measurements."
     if wrong := sum(curve.num_wrong for curve in measured):
-        kinds = dict.fromkeys(curve.kind for curve in measured if curve.num_wrong)
+        kinds = dict.fromkeys(_short_kind(curve) for curve in measured if curve.num_wrong)
         times = counted(wrong, "measurement")
         return (
             f"This fabric is broken: nccl-tests found wrong values in {times} "
@@ -88,13 +88,17 @@ def _compared(runs: Sequence[FabricCurve]) -> str:
     names = ways if len(set(ways)) == len(ways) else names
     ordered = sorted((speed[size], name) for speed, name in zip(speeds, names, strict=True))
     (least, slow), *_, (most, fast) = ordered
-    text = f"{_subject(runs[0])} at {format_bytes(size)}: {fast} reaches {format_bandwidth(most)}"
+    is_of_sizes = names is ways
+    subject = runs[0].kind if is_of_sizes else _subject(runs[0])
+    fast, slow = (f"over {fast} it", f"over {slow}") if is_of_sizes else (fast, slow)
+    text = f"{subject} at {format_bytes(size)}: {fast} reaches {format_bandwidth(most)}"
     if least > _ALIKE * most:
         return f"{text}, and {slow} differs little ({format_bandwidth(least)})."
-    is_network = names is ways and runs[0].num_nodes and {run.num_nodes for run in runs} > {1}
+    is_known = runs[0].num_nodes and {run.num_nodes for run in runs} > {1}
     why = (
-        "the network between nodes is the limit, and NCCL_DEBUG=INFO shows how NCCL uses it"
-        if is_network
+        f"the network between nodes is {'' if is_known else 'probably '}the limit, and "
+        "NCCL_DEBUG=INFO shows how NCCL uses it"
+        if is_of_sizes and (is_known or not runs[0].num_nodes)
         else "what differs between the runs is the cause"
     )
     return f"{text}, {slow} {format_bandwidth(least)}, {format_ratio(least / most)} of it: {why}."
@@ -296,8 +300,12 @@ def _off(curve: FabricCurve, p: FabricPoint) -> str:
     return f"{'+' if ratio >= 0 else '−'}{abs(100 * ratio):.0f} %"
 
 
+def _short_kind(curve: FabricCurve) -> str:
+    return "bandwidth" if curve.kind == "unknown" else curve.kind
+
+
 def _short(curve: FabricCurve) -> str:
-    of = "bandwidth" if curve.kind == "unknown" else curve.kind
+    of = _short_kind(curve)
     run = f" ({curve.label})" if curve.label else ""
     return f"{of}{run}, in place" if curve.in_place else f"{of}{run}"
 

@@ -67,6 +67,15 @@ def test_tests_of_one_rank_have_no_bandwidth():
 @pytest.mark.parametrize(
     ("name", "says"),
     [
+        (
+            "runs-of-one-size.log",
+            "all_reduce at 537 MB: over 8 ranks it reaches 229 GB/s, over 24 ranks 31.1 GB/s, "
+            "13.6 % of it: the network between nodes is probably the limit",
+        ),
+        (
+            "wrong-values-cut.log",
+            "This fabric is broken: nccl-tests found wrong values in 2 measurements of bandwidth.",
+        ),
         ("nvlink-is-not-used.log", "6.56 GB/s bus bandwidth at 134 MB: that is the speed of PCIe"),
         (
             "tests-below-a-topology.log",

@@ -336,12 +336,14 @@ _TABLES = re.compile(
     rb"|\dMiB \|  {0,6}\d{1,3}%  {0,9}(?:Default|E\. Process)"
 )
 _REASONS = re.compile(rb"\n *Clocks (?:Throttle|Event) Reasons\s")
+_IN_A_POST = re.compile(rb"(?:nvidia-smi -q[^\n]{0,80}|```\w{0,9})\s{1,40}=+NVSMI LOG=+\s")
 
 
 def holds_tables(start: bytes) -> bool:
     """Whether a text holds a table of nvidia-smi, rocm-smi or gpustat, or a part of one."""
     is_cut_out = b"NVSMI LOG" not in start and _REASONS.search(start)
-    return bool(is_cut_out or _TABLES.search(start) or (b"SCLK" in start and b"GPU%" in start))
+    is_part = is_cut_out or _IN_A_POST.search(start) or _TABLES.search(start)
+    return bool(is_part or (b"SCLK" in start and b"GPU%" in start))
 
 
 def _kind(line: str, *, is_first: bool) -> str:

@@ -224,7 +224,7 @@ _MAX_TAG = 1 << 18
 
 def begins_query(line: str) -> bool:
     """Whether a line is the first line of the text form, or of a part that is cut out of it."""
-    return bool(_SAYS["title" if line.startswith("=") else "part"].fullmatch(line))
+    return bool(_SAYS["title" if line.lstrip().startswith("=") else "part"].fullmatch(line))
 
 
 def begins_xml(line: str) -> bool:

@@ -151,7 +151,7 @@ def operators_table(report: Report, *, show_all: bool) -> TableView | None:
 
 READY_RATIO = 0.9
 _SCALES = 0.8
-_STRAGGLES = 1.05
+_STRAGGLES = 1.1
 _IN_A_NODE = 8  # More GPUs are usually in several nodes
 _MOST_MOMENTS = 4
 _SAME_SPEED = 0.95
@@ -448,6 +448,8 @@ def _cpu_rows(result: OperatorTableResult) -> list[str]:
         for row in rows[:_NAMED_ROWS]
         if getattr(row, field)
     )
+    if not named:
+        lacks = "What takes the time is not decided, because all rows show 0: keep the first ones."
     return [*known, f"{lacks} Most {what} time: {named}." if named else lacks]
 
 
