@@ -19,7 +19,7 @@ from itertools import chain, repeat
 import msgspec
 
 from distprof.bounds import Bound, patterns_beside, table_beside
-from distprof.ingest.communication import collective_kind
+from distprof.ingest.communication import Classifier, collective_kind
 from distprof.ingest.files import beginning, begins_object, refusing, whole
 from distprof.ingest.kinds import Source
 from distprof.run.evidence import OperatorTable, TableOperator
@@ -84,7 +84,7 @@ def fits_operator_table(source: str) -> bool:
 def read_operator_table(source: str) -> OperatorTable:
     """Read the first table of a file; InputError if it cannot be read or has no row."""
     data = whole(source, BOUND.num_bytes, _refuse)
-    text = data.decode("utf-8-sig", "replace").replace("\0", "").translate(_DRAWN)
+    text = re.sub(r"\0|</?b>", "", data.decode("utf-8-sig", "replace")).translate(_DRAWN)
     if not _PATTERNS["header"].search(text):
         for header, layout in _layouts():
             if found := header.search(text):
@@ -147,7 +147,7 @@ def _operators(source: str, every: Sequence[str]) -> OperatorTable:
     columns, prefix, first = header
     device = next((m[1] for m in map(_PATTERNS["of_device"].fullmatch, columns) if m), "")
     operators: list[TableOperator] = []
-    whole = {what: _Whole() for what in ("CPU", device)}
+    whole = {what: _Whole() for what in ("CPU", device or "CUDA")}
     totals: dict[str, int] = {}
     num_broken = 0
     for line in chain(first, (line.removeprefix(prefix) for line in lines)):
@@ -174,7 +174,7 @@ def _operators(source: str, every: Sequence[str]) -> OperatorTable:
         operators=tuple(operators),
         device=next(iter(totals.keys() - {"CPU"}), device) if first else device,
         self_cpu_ns=totals.get("CPU", whole["CPU"].ns),
-        self_device_ns=totals.get(device, whole[device].ns),
+        self_device_ns=totals.get(device, whole[device or "CUDA"].ns),
         notes=tuple(notes),
     )
 
@@ -253,15 +253,19 @@ class _Whole:
             self.ns = round(spent / percent * 100)
 
     def take_all(self, row: Mapping[str, str], what: str) -> None:
-        """Add a row of columns: its own time, and on the CPU the time with what it calls."""
-        totals = ("Self {} total", "{} total") if what == "CPU" else ()
-        for column in map(str.format, ("Self {}", *totals), repeat(what)):
+        """Add a row of columns: its own time, and the time with what it calls."""
+        for column in map(str.format, ("Self {}", "Self {} total", "{} total"), repeat(what)):
             self.take(_ns(row.get(column, "")), row.get(f"{column} %", "").removesuffix("%"))
 
 
 def _kind(name: str) -> CollectiveKind:
     is_collective = any(library in name.lower() for library in _LIBRARIES)
-    return collective_kind(name) if is_collective else CollectiveKind.UNKNOWN
+    return collective_kind(name) if is_collective else _classifier().verdict(name).kind
+
+
+@cache
+def _classifier() -> Classifier:
+    return Classifier()
 
 
 def _operator(row: Mapping[str, str], device: str) -> TableOperator | None:
@@ -270,7 +274,7 @@ def _operator(row: Mapping[str, str], device: str) -> TableOperator | None:
     if not any(map(_ns, row.values())) or not _PATTERNS["whole_number"].fullmatch(calls):
         return None
     ns = {name: _ns(text) or 0 for name, text in row.items()}
-    name = row["Name"].removeprefix("<b>").strip("`")
+    name = row["Name"].strip("`")
     return TableOperator(
         name=name[:MAX_NAME],
         kind=_kind(name),
