@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from itertools import chain, repeat
 
 import msgspec
 
 from distprof.bounds import Bound, patterns_beside, table_beside
-from distprof.ingest.communication import collective_kind
+from distprof.ingest.communication import Classifier, collective_kind
 from distprof.ingest.files import beginning, begins_object, refusing, whole
 from distprof.ingest.kinds import Source
 from distprof.run.evidence import OperatorTable, TableOperator
@@ -30,8 +31,8 @@ MAX_NAME = 300
 _SNIFFED_BYTES = 1 << 16
 _PATTERNS = patterns_beside(__package__, "operator_table.toml")
 _LIBRARIES = ("nccl", "rccl", "c10d", "oneccl", "hccl", "hcom_")
-_MOST_ERROR = 0.03
-"""A share that is rounded more coarsely does not show the total."""
+_MOST_ERROR = 0.25
+"""A share that is rounded more coarsely does not show the total, not even roughly."""
 _TEXTS = ("Name", "Overload Name", "Full Name", "Input Shapes", "Source Location")
 _CALLS = ("# of Calls", "Number of Calls", "Calls")
 _DRAWN = str.maketrans("│┃║¦", "||||")
@@ -53,6 +54,7 @@ class _Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     row: str
     unit: str = "ns"
     device: str = "CUDA"
+    is_tree: bool = False
 
 
 @cache
@@ -76,13 +78,13 @@ def fits_operator_table(source: str) -> bool:
     start = "" if begins_object(data) else data.decode("utf-8", "replace")
     own = (_PATTERNS[name] for name in ("header", "headless"))
     headers = chain(own, (header for header, _ in _layouts()))
-    return bool(start) and any(header.search(start) for header in headers)
+    return bool(start) and any(header.search(start.translate(_DRAWN)) for header in headers)
 
 
 def read_operator_table(source: str) -> OperatorTable:
     """Read the first table of a file; InputError if it cannot be read or has no row."""
     data = whole(source, BOUND.num_bytes, _refuse)
-    text = data.decode("utf-8-sig", "replace").replace("\0", "")
+    text = re.sub(r"\0|</?b>", "", data.decode("utf-8-sig", "replace")).translate(_DRAWN)
     if not _PATTERNS["header"].search(text):
         for header, layout in _layouts():
             if found := header.search(text):
@@ -93,39 +95,46 @@ def read_operator_table(source: str) -> OperatorTable:
 def _listed(source: str, text: str, start: int, layout: _Layout) -> OperatorTable:
     """The table of functions or kernels whose header ends at a position."""
     row = re.compile(layout.row)
-    unit, whole_s = _PATTERNS["unit"].search(text), _PATTERNS["whole"].search(text)
+    unit, printed = _PATTERNS["unit"].search(text), _PATTERNS["whole"].search(text)
     scale = 1e9 * float(unit[1]) if unit else _NS[layout.unit]
     are_kernels = "all" not in row.groupindex
     found: dict[str, TableOperator] = {}
     whole = _Whole()
     for match in filter(None, map(row.fullmatch, text[start:].splitlines())):
-        name, printed = match["name"].strip()[:MAX_NAME], match["own"].replace(",", "")
-        own = _ns(printed) if are_kernels else None
-        own = round(float(printed or 0) * scale) if own is None else own
-        whole.take(own, match.groupdict().get("share", ""))
+        name = match["name"].strip()[:MAX_NAME]
+        own = _scaled(match["own"], scale)
+        inside = own if are_kernels else _scaled(match["all"], scale)
+        whole.take(own or inside, match.groupdict().get("share") or "")
         before = found.get(name) if are_kernels else None
         found[name if are_kernels else str(len(found))] = TableOperator(
             name=name,
             kind=_kind(name),
-            num_calls=int(match["calls"].replace(",", "") or are_kernels)
+            num_calls=int((match["calls"] or "").replace(",", "") or are_kernels)
             + (before.num_calls if before else 0),
             self_cpu_ns=0 if are_kernels else own,
-            cpu_ns=0 if are_kernels else round(float(match["all"].replace(",", "")) * scale),
+            cpu_ns=0 if are_kernels else inside,
             self_device_ns=own + (before.self_device_ns if before else 0) if are_kernels else 0,
             device_ns=own + (before.device_ns if before else 0) if are_kernels else 0,
         )
     if not 0 < len(found) <= MAX_ROWS:
         _refuse(source, f"{len(found):,} readable rows")
+    cpu_ns = round(float(printed[1]) * 1e9) if printed else None if are_kernels else whole.ns
+    if layout.is_tree:
+        cpu_ns = cpu_ns or max(one.cpu_ns for one in found.values())
     return OperatorTable(
         operators=tuple(found.values()),
         device=layout.device if are_kernels else "",
-        self_cpu_ns=round(float(whole_s[1]) * 1e9)
-        if whole_s
-        else None
-        if are_kernels
-        else whole.ns,
+        self_cpu_ns=cpu_ns,
         self_device_ns=whole.ns if are_kernels else None,
     )
+
+
+def _scaled(printed: str, scale: float) -> int:
+    """A time in ns, with or without a unit of its own; 0 if there is none."""
+    text = printed.replace(",", "")
+    with suppress(ValueError, OverflowError):
+        return _ns(text) or round(float(text) * scale)
+    return _ns(text) or 0
 
 
 def _operators(source: str, every: Sequence[str]) -> OperatorTable:
@@ -138,7 +147,7 @@ def _operators(source: str, every: Sequence[str]) -> OperatorTable:
     columns, prefix, first = header
     device = next((m[1] for m in map(_PATTERNS["of_device"].fullmatch, columns) if m), "")
     operators: list[TableOperator] = []
-    whole = {what: _Whole() for what in ("CPU", device)}
+    whole = {what: _Whole() for what in ("CPU", device or "CUDA")}
     totals: dict[str, int] = {}
     num_broken = 0
     for line in chain(first, (line.removeprefix(prefix) for line in lines)):
@@ -165,22 +174,21 @@ def _operators(source: str, every: Sequence[str]) -> OperatorTable:
         operators=tuple(operators),
         device=next(iter(totals.keys() - {"CPU"}), device) if first else device,
         self_cpu_ns=totals.get("CPU", whole["CPU"].ns),
-        self_device_ns=totals.get(device, whole[device].ns),
+        self_device_ns=totals.get(device, whole[device or "CUDA"].ns),
         notes=tuple(notes),
     )
 
 
 def _rows(lines: Iterable[str]) -> Iterator[str]:
-    """Lines without what draws a table; those that a terminal or a mail wrapped are joined."""
+    """Lines, of which those that a terminal or a mail wrapped are joined."""
     before = ""
     for line in lines:
-        plain = line.translate(_DRAWN)
-        if _PATTERNS["goes_on"].match(plain):
-            before = f"{before}  {plain}"
+        if _PATTERNS["goes_on"].match(line):
+            before = f"{before}  {line}"
             continue
         if before:
             yield before
-        before = plain
+        before = line
     yield before
 
 
@@ -245,15 +253,19 @@ class _Whole:
             self.ns = round(spent / percent * 100)
 
     def take_all(self, row: Mapping[str, str], what: str) -> None:
-        """Add a row of columns: its own time, and on the CPU the time with what it calls."""
-        totals = ("Self {} total", "{} total") if what == "CPU" else ()
-        for column in map(str.format, ("Self {}", *totals), repeat(what)):
+        """Add a row of columns: its own time, and the time with what it calls."""
+        for column in map(str.format, ("Self {}", "Self {} total", "{} total"), repeat(what)):
             self.take(_ns(row.get(column, "")), row.get(f"{column} %", "").removesuffix("%"))
 
 
 def _kind(name: str) -> CollectiveKind:
     is_collective = any(library in name.lower() for library in _LIBRARIES)
-    return collective_kind(name) if is_collective else CollectiveKind.UNKNOWN
+    return collective_kind(name) if is_collective else _classifier().verdict(name).kind
+
+
+@cache
+def _classifier() -> Classifier:
+    return Classifier()
 
 
 def _operator(row: Mapping[str, str], device: str) -> TableOperator | None:
@@ -262,7 +274,7 @@ def _operator(row: Mapping[str, str], device: str) -> TableOperator | None:
     if not any(map(_ns, row.values())) or not _PATTERNS["whole_number"].fullmatch(calls):
         return None
     ns = {name: _ns(text) or 0 for name, text in row.items()}
-    name = row["Name"].removeprefix("<b>").strip("`")
+    name = row["Name"].strip("`")
     return TableOperator(
         name=name[:MAX_NAME],
         kind=_kind(name),

@@ -215,7 +215,12 @@ class LightningGrammar(Grammar):
     """Tables of Lightning's profilers: one report with the means of the whole training."""
 
     name: str = "Lightning's profiler"
-    signs: tuple[bytes, ...] = (b"Mean duration (s)", b"Profile stats for: ")
+    signs: tuple[bytes, ...] = (
+        b"Mean duration (s)",
+        b"Profile stats for: ",
+        b"[LightningModule]",
+        b"run_training_batch",
+    )
     _means: dict[str, tuple[float | None, int]] = msgspec.field(default_factory=dict)
 
     def take(self, block: bytes) -> None:

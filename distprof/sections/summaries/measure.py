@@ -245,15 +245,22 @@ def analyze_operator_table(run: Run) -> OperatorTableResult:
     steps = [row for row in table.operators if row.name.startswith(_STEP)]
     num_steps = sum(row.num_calls for row in steps)
     loads = [row.cpu_ns for row in table.operators if row.name.startswith(_LOADER)]
-    parts = _parts(table)
+    parts = _parts(table) if table.device else ()
     order = sorted(
-        table.operators, key=lambda row: (-row.self_device_ns, -row.device_ns, -row.self_cpu_ns)
+        table.operators,
+        key=lambda row: (
+            row.name.startswith(_STEP),
+            -row.self_device_ns,
+            -row.device_ns,
+            -row.self_cpu_ns,
+        ),
     )
+    steps_ns = sum(row.cpu_ns for row in steps)
     return OperatorTableResult(
         device=table.device,
         num_steps=num_steps or None,
-        step_ns=sum(row.cpu_ns for row in steps) // num_steps if num_steps else None,
-        self_device_ns=sum(part.device_ns for part in parts) if table.device else None,
+        step_ns=steps_ns // num_steps if steps_ns and num_steps else None,
+        self_device_ns=sum(one.device_ns for one in parts) if parts else table.self_device_ns,
         self_cpu_ns=table.self_cpu_ns,
         loader_ns=sum(loads) // num_steps if loads and num_steps else None,
         parts=parts,
@@ -266,6 +273,7 @@ def analyze_operator_table(run: Run) -> OperatorTableResult:
 def _parts(table: OperatorTable) -> tuple[TablePart, ...]:
     """Parts of the device's time. Operators repeat the time of kernels that have rows."""
     busy = [row for row in table.operators if row.self_device_ns > 0]
+    busy = [row for row in busy if not row.name.startswith(_STEP)]
     kernels = [row for row in busy if not row.name.startswith(_OPERATORS)]
     if 4 * sum(row.self_device_ns for row in kernels) < sum(row.self_device_ns for row in busy):
         kernels = busy  # most kernels have no row

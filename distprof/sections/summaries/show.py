@@ -370,7 +370,7 @@ def _cpu_whole(result: OperatorTableResult) -> int | None:
     listed = sum(row.self_cpu_ns for row in result.rows)
     if not (result.self_cpu_ns or listed):
         return None
-    return max(result.self_cpu_ns or 0, listed, *(row.cpu_ns for row in result.rows))
+    return max(result.self_cpu_ns or listed, *(row.cpu_ns for row in result.rows))
 
 
 def _known_work(result: OperatorTableResult) -> list[str]:
@@ -415,8 +415,7 @@ def _of_one_row(result: OperatorTableResult) -> list[str]:
         return []
     spent = f"{format_duration(top.self_cpu_ns)} of {format_duration(whole)}"
     share = format_ratio(top.self_cpu_ns / whole)
-    said = (one["text"] for one in _TABLE["copy"] if re.search(one["name"], top.name))
-    return [f"{_named(top)} itself takes {share} of the CPU's time: {spent}.", *said]
+    return [f"{_named(top)} itself takes {share} of the CPU's time: {spent}.", *_advised(top)]
 
 
 def _cost(row: TableRow, field: str) -> tuple[str, str]:
@@ -435,12 +434,14 @@ def _cpu_rows(result: OperatorTableResult) -> list[str]:
         lacks = "The table has only GPU times that include what an operator calls."
     rows = sorted(result.rows, key=lambda row: -getattr(row, field))
     known = _known_work(result) or _of_one_row(result) * (what == "CPU" and not lacks)
-    shown = sum(getattr(row, field) for row in rows) / (result.self_cpu_ns or 1)
-    if what == "CPU" and result.self_cpu_ns and shown < MIN_LISTED_RATIO:
-        known = [*known, _cut("CPU", shown)]
+    whole = result.self_cpu_ns if what == "CPU" else result.self_device_ns
+    shown = sum(getattr(row, field) for row in rows) / (whole or 1)
+    if whole and shown < MIN_LISTED_RATIO:
+        known = [*known, _cut(what, shown, is_known=bool(known))]
     elif field != "self_cpu_ns" and len(rows) >= _FEWEST_ROWS:
         known = [*known, *_with_calls(rows, field, what)]
-    lacks = lacks or "The table has only CPU times."
+    is_of_torch = any(row.name.startswith("aten::") for row in rows)
+    lacks = lacks or f"The table has only CPU times{_TABLE['record'] * is_of_torch}."
     if len({row.name for row in result.rows}) < _FEWEST_ROWS and not result.self_cpu_ns:
         lacks = "What takes the time is not decided, because the table shows too few rows."
     named = ", ".join(
@@ -463,7 +464,7 @@ def _with_calls(rows: list[TableRow], field: str, what: str) -> list[str]:
         return []
     each = f" in {calls:,} calls of {format_duration(most / calls)}" if calls > 1 else ""
     text = f"{_named(top)} and what it calls take longest on the {what}"
-    said = [f"{text}: {format_duration(most)}{each}, of the rows shown."]
+    said = [f"{text}: {format_duration(most)}{each}, of the rows shown.", *_advised(top)]
     if inside:
         said.append(
             f"It and {', '.join(map(_named, inside[:_MOST_MOMENTS]))} take nearly the same time, "
@@ -525,9 +526,14 @@ def _operators(result: OperatorTableResult) -> list[str]:
     return [*lead, most, *_of_top(top), *steps]
 
 
+def _advised(top: TableRow) -> list[str]:
+    """What to do about a kernel or operator, by its name."""
+    return [one["text"] for one in _TABLE["copy"] if re.search(one["name"], top.name)]
+
+
 def _of_top(top: TableRow) -> list[str]:
     """What to do about the row that takes the GPU longest, if that is known."""
-    said = [one["text"] for one in _TABLE["copy"] if re.search(one["name"], top.name)]
+    said = _advised(top)
     each = top.self_device_ns / max(top.num_calls, 1)
     if top.num_calls >= _MANY_CALLS and each < _SHORT_NS:
         took = f"{counted(top.num_calls, 'call')} of {format_duration(round(each))}"
@@ -535,9 +541,12 @@ def _of_top(top: TableRow) -> list[str]:
     return said
 
 
-def _cut(chip: str, listed: float) -> str:
-    """Why a table without most of its rows decides nothing."""
+def _cut(chip: str, listed: float, *, is_known: bool = False) -> str:
+    """What a table without most of its rows leaves open: all, unless one of them says enough."""
+    print_all = "print all of them, longest first (row_limit=-1 in torch)."
+    if is_known:
+        return f"The rows shown have only {format_ratio(listed)} of it: {print_all}"
     return (
         f"What takes most of the {chip}'s time is not decided, because the rows shown have only "
-        f"{format_ratio(listed)} of it: print all of them, longest first (row_limit=-1 in torch)."
+        f"{format_ratio(listed)} of it: {print_all}"
     )
