@@ -17,7 +17,8 @@ from itertools import chain
 import msgspec
 
 from distprof.bounds import Bound, patterns_beside, table_beside
-from distprof.ingest.communication import collective_kind
+from distprof.config import CommunicationConfig
+from distprof.ingest.communication import classifier_for, collective_kind
 from distprof.ingest.files import beginning, begins_object, refusing, whole
 from distprof.ingest.kinds import Source
 from distprof.run.evidence import OperatorTable, TableOperator
@@ -195,8 +196,10 @@ def _cells(line: str) -> list[str]:
 
 
 def _kind(name: str) -> CollectiveKind:
-    is_collective = any(library in name.lower() for library in _LIBRARIES)
-    return collective_kind(name) if is_collective else CollectiveKind.UNKNOWN
+    verdict = classifier_for(CommunicationConfig()).verdict(name)
+    if any(library in name.lower() for library in _LIBRARIES):
+        return collective_kind(name) or verdict.kind
+    return verdict.kind
 
 
 def _operator(header: Sequence[str], cells: Sequence[str], device: str) -> TableOperator | None:

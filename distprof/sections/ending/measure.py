@@ -28,8 +28,8 @@ from distprof.sections.ending.words import words
 from distprof.units import capitalized, format_bytes, format_duration, name_ranks
 
 _MAX_LINES = 200
-UNSAID = ("phase", "preparing", "setup", "calls", "agents", "joining", "world", "closing", "aside",
-          "begun", "finished", "closed", "cpu", "stage", "complaint")  # fmt: skip
+UNSAID = ("phase", "preparing", "setup", "calls", "agents", "joining", "world", "closing", "loud",
+          "aside", "begun", "finished", "closed", "cpu", "stage", "complaint", "backend")  # fmt: skip
 """Kinds of lines that reports do not list."""
 
 _MAX_QUOTE = 200
@@ -69,6 +69,7 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     if found.cause in _STARTS and _of(output, "complaint"):
         verdict = found.verdict.replace("Not decided", "Stuck", 1)
         why = "Its author says that it stands. Healthy jobs print the same up to there."
+        verdict += f" T{error[3:]}." if (error := _last_error(output)) else ""
         found = replace(found, state=STUCK, verdict=verdict, why=(*found.why, why))
     found = _during_phase(_while_preparing(_elsewhere(found, output), output), whole)
     found = _once_finished(found, whole, _why_mixed(output) if cause is _mixed else "")
@@ -183,6 +184,7 @@ def _without_asides(output: JobOutput) -> Iterator[OutputEvent]:
         inside |= {(event.file, number, event.rank) for number in numbers}
     for event in output.events:
         is_inside = event.yields in _OF_ASIDES or event.name == "last-line"
+        is_inside &= event.fields.get("type") != "KeyboardInterrupt"
         if not (is_inside and (event.file, event.line, event.rank) in inside):
             yield event
 
@@ -781,10 +783,13 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
     elif event.name in words().who:
         who = f"{words().who[event.name]}{_at(event)}"
     code, why = event.number("code"), event.fields.get("why", "")
+    fate, because = (event.fields.get(one, "") for one in ("fate", "because"))
     how = f"was not started: {why.rstrip('.`')}" if why else "died"
+    how = f"was {fate}" if fate else how
     how = f"exited with code {code}" if code is not None else how
     how = f"was ended by {name}" if name else how
-    meaning, steps = "" if why else _reason(output), advice_on("exit", f"{event.name} {why}")
+    meaning = f": {because.rstrip('.')}" if because else "" if why else _reason(output)
+    steps = advice_on("exit", f"{event.name} {why}{fate}")
     if name in words().meanings:
         meaning, steps = words().meanings[name], advice_on("signal", name)
     blamed = (event.rank,) if event.rank is not None else ranks
@@ -822,7 +827,15 @@ def _reason(output: JobOutput) -> str:
         is_wrapper = words().search("not_own", event.fields.get("type", ""))
         if not (is_wrapper or is_survived(event) or _key(event) in launched):
             return f"; the output shows “{_exception(event)[0]}”"
-    return "; the output does not show why"
+    return _last_error(output) or "; the output does not show why"
+
+
+def _last_error(output: JobOutput) -> str:
+    """The last line that a logger calls an error, or NCCL a warning; empty without one."""
+    known = {(e.file, e.line) for e in output.events if e.yields not in (*UNSAID, "warning")}
+    events = (e for e in _of(output, "loud", "warning") if (e.file, e.line) not in known)
+    event = max(events, key=lambda e: e.line, default=None)
+    return "" if event is None else f"; the last error reads “{_warned(event)}”"
 
 
 def _crash(output: JobOutput) -> EndingResult | None:
@@ -1187,7 +1200,9 @@ def _died(output: JobOutput) -> EndingResult | None:
     """A process whose end its scheduler noticed: what others lost then only follows."""
     events = (e for e in _of(output, "died") if not _signal(e))
     event = min(
-        events, key=lambda e: (e.name != "ray-node", e.name == "pod-restarts"), default=None
+        events,
+        key=lambda e: ("fate" not in e.fields, e.name != "ray-node", e.name == "pod-restarts"),
+        default=None,
     )
     if event is not None and event.name == "engine-died" and _of(output, "nccl"):
         return _peer(output)  # the engine only says that its worker ended
@@ -1238,15 +1253,11 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
     if not events:
         return None
     event = next((e for e in events if "frames" in e.fields), events[0])
-    stacks = tuple(
-        OutputStack(file=e.file, line=e.line, rank=e.rank, calls=calls)
-        for e in events
-        if (calls := calls_of_traceback(_frames(e)))
-    )
-    shown = diagnose_stacks(replace(output, stacks=stacks)) if len(stacks) > 1 else None
-    shown = next((one for one in (shown, _set_up(output)) if one and one.state), None)
-    if shown is not None:  # what it waited for is known
+    if shown := _stood(output, events):  # what it waited for is known
         return shown
+    if (shown := _set_up(output)) and shown.state:
+        return shown
+    stacks = _stacks_of(events)
     place = last_own(_frames(event))
     known = [one.activity for one in stacks_of(replace(output, stacks=stacks)) if one.activity]
     doing = words().activity[known[0]].place.rstrip(",") if known else ""
@@ -1277,19 +1288,62 @@ def _cut(output: JobOutput, kind: str = "cut") -> EndingResult | None:
     event = min(events, key=lambda e: (e.rank is None, "type" not in e.fields), default=None)
     if event is None:
         return None
-    if "type" not in event.fields and (began := _stands_at(output)):
+    if "type" not in event.fields and (began := _stands_at(output) or _stood(output, [event])):
         return began
     place = event.fields.get("place") or last_own(_frames(event))
     kind = event.fields.get("type", "an exception")
     lacks = "but the text ends before its message"
     if "bare" in event.fields:
         lacks = "which has no message"
+    told, where = f"{_subject(event)} failed with {kind}, {lacks}", f", in {place}" if place else ""
+    warning = _warning_near(event, output, _BETWEEN_RUNS)
+    if warning is not None and "bare" not in event.fields:
+        told = f"{_subject(event)} failed, most likely after NCCL's warning “{_warned(warning)}”. "
+        told += "The text ends before the message of the exception"
     return _made(
         "exception",
-        f"{_subject(event)} failed with {kind}, {lacks}{f', in {place}' if place else ''}.",
+        f"{told}{where}.",
         event,
+        *(() if warning is None else advice_on("nccl", told)),
         *advice_on("exception", kind),
         *advice_on("cut", f"{event.name} {kind}"),
+    )
+
+
+def _warning_near(event: OutputEvent, output: JobOutput, most: int) -> OutputEvent | None:
+    """The last warning of NCCL before a line, at most some lines away; else the first after it."""
+    warned = [e for e in _of(output, "warning") if e.file == event.file]
+    warned = [e for e in warned if abs(e.line - event.line) <= most]
+    return next(iter([e for e in warned if e.line < event.line][-1:] or warned), None)
+
+
+def _warned(warning: OutputEvent) -> str:
+    """What a warning or an error says, without the part of the program that says it."""
+    return re.sub(r"^[\w/. ]{1,40} ?: ", "", warning.fields["what"])[:_MAX_SAID].rstrip(". ")
+
+
+def _stood(output: JobOutput, events: Iterable[OutputEvent]) -> EndingResult | None:
+    """Where processes stood until someone ended them by hand, if their tracebacks show it."""
+    output = replace(output, stacks=_stacks_of(events))
+    is_said = bool(_of(output, "complaint"))
+    shown = diagnose_stacks(output)
+    if shown is None or not (is_said or (shown.state and len(output.stacks) > 1)):
+        return None
+    if not (shown.state or any(one.activity for one in stacks_of(output))):
+        return None
+    return replace(shown, state=STUCK, verdict=shown.verdict.replace("Not decided", "Stuck", 1))
+
+
+def _stacks_of(events: Iterable[OutputEvent]) -> tuple[OutputStack, ...]:
+    """The stacks that tracebacks are, each once, although several expressions read it."""
+    found: dict[tuple[str, ...], list[OutputEvent]] = {}
+    for event in events:
+        found.setdefault(calls_of_traceback(_frames(event)), []).append(event)
+    return tuple(
+        OutputStack(file=e.file, line=e.line, rank=e.rank, calls=calls)
+        for calls, same in found.items()
+        for e in same
+        if calls and e.name == same[0].name
     )
 
 
@@ -1370,21 +1424,36 @@ def _joining(output: JobOutput) -> EndingResult | None:
         last = max((replace(e, line=max(e.line, e.again)) for e in events), key=lambda e: e.line)
         if not size or not _is_at_end(last, output, STAGE_LINES):
             return None
-        text = f"all {size:,} ranks began to join the process group, and the text ends there. The "
-        text += "set-up of NCCL and the first collective come next"
-        return _undecided("joining", text, "NCCL is ready")
+        did, library = "joined" if is_done else "began to join", _backend(output)
+        text = f"all {size:,} ranks {did} the process group, and the text ends there. The set-up "
+        text += f"of {library} and the first collective come next"
+        return _undecided("joining", text, f"{library} is ready")
     who = f"{capitalized(name_ranks(begun))} of {size:,} {'wait' if len(begun) > 1 else 'waits'}"
     others = name_ranks({*range(min(size, _MAX_NAMED))} - begun)
     text = f"the text ends before all joined the process group. {who} for it, and {others} printed "
     return _undecided("joining", f"{text}nothing about it", "join")
 
 
+def _backend(output: JobOutput) -> str:
+    """The library of the job's collectives, if its lines name it, such as ``NCCL``."""
+    told = {name for e in _of(output, "backend") for name in e.fields}
+    texts = (e.text for e in output.events if e.yields not in ("joining", "complaint", "backend"))
+    return next(
+        iter(sorted(told)), "NCCL" if any("NCCL" in t for t in texts) else "the collective library"
+    )
+
+
 def _complained(output: JobOutput) -> EndingResult | None:
     """A text that says itself that the job stands still, and shows nothing else."""
     if not _of(output, "complaint"):
         return None
-    text = "the job is said to stand still, but the text shows no reason. It holds no time-out, "
-    return _undecided("complaint", f"{text}error, end or stack", "stands still")
+    why = next((e.fields["why"] for e in _of(output, "complaint") if "why" in e.fields), "")
+    text = f"the job is said to stand still{why and f' because “{why}”'}. The text holds no "
+    text += f"time-out, end or stack that shows {'it' if why else 'why'}{_last_error(output)}"
+    found = _undecided("complaint", text, "stands still")
+    is_uneven = bool(words().search("uneven", why))
+    steps = (*words().steps["uneven"] * is_uneven, *found.next_steps)
+    return replace(found, next_steps=steps)
 
 
 def _calls(output: JobOutput) -> EndingResult | None:

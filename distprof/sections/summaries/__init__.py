@@ -122,6 +122,7 @@ class TableRow(Record, frozen=True, kw_only=True):
     self_cpu_ns: int  # CPU time without operators inside.
     device_ns: int  # Time of its kernels and of those of operators inside.
     self_device_ns: int  # Time of its kernels.
+    kind: str = ""  # The part of the device's time that its kernels belong to.
 
 
 class OperatorTableResult(Result, frozen=True, kw_only=True):

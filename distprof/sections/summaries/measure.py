@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.artefacts.record import shared_fields
+from distprof.config import CommunicationConfig
+from distprof.ingest.communication import classifier_for
 from distprof.join.nccl import compared, summary_of
 from distprof.run.evidence import (
     CollectiveSummary,
@@ -219,6 +221,8 @@ _STEP = "ProfilerStep"
 _LOADER = "enumerate(DataLoader)"
 _OPERATORS = ("aten::", "autograd::", "c10d::", "nccl:", "record_param_comms", "Optimizer.", _STEP)
 _COPIES = ("Memcpy", "Memset")
+OTHER_COLLECTIVES = "other collectives"
+"""The part of kernels of communication that name no operation."""
 
 
 def analyze_scaling_table(run: Run) -> ScalingTableResult:
@@ -257,7 +261,10 @@ def analyze_operator_table(run: Run) -> OperatorTableResult:
         self_cpu_ns=table.self_cpu_ns,
         loader_ns=sum(loads) // num_steps if loads and num_steps else None,
         parts=parts,
-        rows=tuple(TableRow(**shared_fields(TableRow, row)) for row in order[:MOST_ROWS]),
+        rows=tuple(
+            TableRow(**shared_fields(TableRow, row) | {"kind": _kind(row)})
+            for row in order[:MOST_ROWS]
+        ),
         num_rows=len(table.operators),
         unavailable=table.notes,
     )
@@ -289,4 +296,6 @@ def _parts(table: OperatorTable) -> tuple[TablePart, ...]:
 def _kind(row: TableOperator) -> str:
     if row.kind is not CollectiveKind.UNKNOWN:
         return row.kind.label
+    if classifier_for(CommunicationConfig()).verdict(row.name).is_communication:
+        return OTHER_COLLECTIVES
     return "copies" if row.name.startswith(_COPIES) else "computation"

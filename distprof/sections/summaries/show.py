@@ -312,11 +312,13 @@ def _scaling(result: ScalingTableResult) -> list[str]:
         )
         known = (way["text"] for way in _TABLE["way"] if re.search(way["name"], " ".join(others)))
         return [f"{line}.", *known]
+    if result.unavailable and rates[-1] >= _SAME * rates[0]:
+        return _by_iterations(result)
     first, last, best = counts[0], counts[-1], counts[rates.index(max(rates))]
     text = f"Scaling is {format_ratio(ratios[-1])} efficient from {first:,} to {last:,} {of}"
     at = next((i for i, ratio in enumerate(ratios) if ratio < _SCALES), 0)
     if not at:
-        return [f"{text}: throughput grows with the number of {of}.", *result.unavailable]
+        return [f"{text}: throughput grows with the number of {of}."]
     if best == first and rates[-1] < _SAME * rates[0]:
         text = f"{last:,} {of} are slower than {first:,}"
     grows = rates[at] / rates[at - 1]
@@ -338,6 +340,26 @@ def _scaling(result: ScalingTableResult) -> list[str]:
         *result.unavailable,
         f"Why is not decided, because throughput does not show it: record a trace on "
         f"{counts[at]:,} {of} with distprof capture -- COMMAND, {how}.",
+    ]
+
+
+def _by_iterations(result: ScalingTableResult) -> list[str]:
+    """How long iterations are: what that means for throughput depends on the batch."""
+    first, last, of = result.counts[0], result.counts[-1], result.of
+    before, after = first / result.rates[0], last / result.rates[-1]
+    much = f"{format_ratio(abs(after / before - 1))} {'longer' if after > before else 'shorter'}"
+    is_same = _SAME < after / before < 1 / _SAME
+    how = f"about as long on {last:,} {of} as" if is_same else f"{much} on {last:,} {of} than"
+    one, shared = of.removesuffix("s"), "slower" if after > before else "hardly faster"
+    lengths = (format_duration(round(length * 1e9)) for length in (after, before))
+    return [
+        f"An iteration takes {how} on {first:,}: {', '.join(lengths)}.",
+        f"If each {one} kept its batch, scaling is {format_ratio(result.efficiency_ratio[-1])} "
+        f"efficient from {first:,} to {last:,} {of}; if all share a batch of the same size, "
+        f"{last:,} {of} are {shared} than {first:,}.",
+        *result.unavailable,
+        "Compare samples or tokens per second, at the same batch per GPU. If it scales badly, "
+        f"record a trace on {last:,} {of} with distprof capture -- COMMAND, which shows why.",
     ]
 
 
@@ -433,7 +455,8 @@ def _operators(result: OperatorTableResult) -> list[str]:
     if first is None:
         return [*_cpu_rows(result), *lead, *steps]
     chip = "GPU" if result.device in ("", "CUDA", "device") else result.device
-    top, whole = result.rows[0], result.self_device_ns or 0
+    own = (row for row in result.rows if row.kind in ("", first.kind))
+    top, whole = next(own, result.rows[0]), result.self_device_ns or 0
     name, spent, alone = first.kind.capitalize(), first.device_ns, ""
     if len(result.rows) > 1 and 2 * top.self_device_ns >= whole and first.kind == "computation":
         what = " (copies and casts)" if _COPIES.fullmatch(top.name) else ""
