@@ -83,7 +83,7 @@ _TIME = re.compile(
 """``2026-01-31 12:00:00.5``, with other separators too, and glog's ``E0131 12:00:00.5``."""
 
 _PREFIX = re.compile(
-    rf"^[\s\"“`]{{0,8}}{_STAMP}"
+    rf"^[\s\"“`>]{{0,8}}{_STAMP}"
     rf"(?:(?:\[\d{{1,2}}m)?\([^()\n]{{1,80}}\) |[\w.-]{{1,40}}/\d{{1,4}} |std(?:out|err) [FP] "
     r"|[\w.-]{1,60} {0,20}\|{1,2} "  # Docker Compose, Determined
     r"|[\w.-]{1,60}: (?=\[rank\d))?(?:"  # pdsh

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -1085,7 +1086,12 @@ def _peer(output: JobOutput) -> EndingResult | None:
         return None
     event = events[0]
     if event.yields != "network":  # NCCL names the reason after the error
-        near = (e for e in events if e.yields == "network" and _is_near(event, e, _TO_NEXT))
+        own = replace(event, rank=None)
+        near = (
+            e
+            for e in events
+            if e.yields == "network" and (_is_near(event, e, _TO_NEXT) or _is_near(own, e, _TO_NEXT))
+        )
         event = next(near, event)
     if event.yields != "network":
         same = [e for e in events if e.yields == event.yields]
@@ -1098,7 +1104,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
     silent = tuple(sorted({*range(output.world_size or 0), *output.ranks} - told))
     suspects = silent if victims and len(silent) <= len(victims) else ()
     whom = f" ({event.fields['peer']})" if "peer" in event.fields else ""
-    who = capitalized(name_ranks(victims)) if victims else "A process"
+    is_named = victims and (event.rank is not None or event.yields != "network")
+    who = capitalized(name_ranks(victims)) if is_named else "A process"
     if {"how", "target"} & event.fields.keys():
         target = f" ({event.fields['target']})" if "target" in event.fields else whom
         what = event.fields.get("what", "connection refused")
@@ -1110,23 +1117,25 @@ def _peer(output: JobOutput) -> EndingResult | None:
         line = f"{who} lost the connection to another rank{whom}. Most often that rank ended first."
     elif event.yields == "network":
         what = event.fields.get("what", words().completions.get(event.fields.get("code", ""), ""))
+        kind = class_of("network", what)
         line = f"{who} reported an error of the network{whom}{what and f': {what}'}."
+        if kind and kind.says:
+            line = f"{who} {kind.says} ({what.removeprefix('Call to ')})."
     else:
         last = event.fields.get("last", "")
         kind = event.fields.get("type") or words().results[event.fields["result"]]
         where = "'s bootstrap, in which ranks connect" if "bootstrap" in event.fields else ""
-        what = last if "failure" in last else f"{kind}{f' ({last})' if last else ''}"
+        what = last if "failure" in last else f"{last} ({kind})" if last else kind
         line = f"{who} failed in NCCL{where}: {what}."
         suspects = ()
     steps, tail = words().steps[event.yields], ""
-    warned = [e for e in _of(output, "warning") if e.file == event.file]
-    warned = [e for e in warned if e.line < event.line] or warned[:1]
+    warning = _warning_near(event, output, sys.maxsize)
     if suspects:
         tail = f" {capitalized(name_ranks(suspects))} reported nothing."
     elif event.yields == "peer" and "store" not in event.fields:
         tail = " The output does not show which rank."
-    elif event.yields == "nccl" and "last" not in event.fields and warned:
-        tail = f" Its warning: {warned[-1].fields['what'][:_MAX_QUOTE].rstrip('.')}."
+    elif event.yields == "nccl" and "last" not in event.fields and warning is not None:
+        line = f"{who} failed in NCCL{where}: {_warned(warning)} ({what})."
         steps = steps[1:]
     advice = advice_on(event.yields, f"{line}{tail} {event.text}")
     if event.name == "nccl-cuda":  # this is the warning that names the call
@@ -1319,7 +1328,7 @@ def _warning_near(event: OutputEvent, output: JobOutput, most: int) -> OutputEve
 
 def _warned(warning: OutputEvent) -> str:
     """What a warning or an error says, without the part of the program that says it."""
-    return re.sub(r"^[\w/. ]{1,40} ?: ", "", warning.fields["what"])[:_MAX_SAID].rstrip(". ")
+    return re.sub(r"^[\w/.]{1,40} ?: ", "", warning.fields["what"])[:_MAX_SAID].rstrip(". ")
 
 
 def _stood(output: JobOutput, events: Iterable[OutputEvent]) -> EndingResult | None:
