@@ -365,10 +365,11 @@ def _host_memory(output: JobOutput) -> EndingResult | None:
     blamed = killed[0] if killed else blamed
     rss = event.number("rss_kb")
     held = f" when it held {format_bytes(rss * 1024)}" if rss else ""
+    how = "was killed because the host or its memory limit had no memory left"
+    how = how if blamed in killed or _signal(blamed) else _row(event).says or how
     return _made(
         "host_memory",
-        f"{_subject(blamed)} was killed because the host or its memory limit had no memory "
-        f"left{held}.",
+        f"{_subject(blamed)} {how}{held}.",
         event,
         *advice_on("host_memory", ""),
         ranks=(blamed.rank,) if blamed.rank is not None else _listed(blamed),
@@ -681,7 +682,7 @@ def _exception(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     hint = words().search("hint", event.fields.get("message", ""))
     told = (f"Its message advises: “{hint[1]}”.",) if hint else ()
     if kind and kind.says:
-        text = f"{kind.says} ({text})"
+        text = f"{kind.says} ({text.partition('. ')[0]})"
     return text, (*((kind.text,) if kind else ()), *told) or (_where_to_look(event),)
 
 
@@ -888,7 +889,10 @@ def _mismatch(output: JobOutput) -> EndingResult | None:
         text += f"{last} ({_launch(event, 'other_')}): one of them runs more than the other"
         late = one if number < (last or 0) else other
         return _stuck("mismatch", text, event, ranks=(late,))
-    text = f"ranks launched different collectives{numbered and f' number{numbered}'}: rank {one} "
+    is_one_kind = fields.get("op") == fields.get("other_op") and "shape" in fields
+    what = f"{operation_kind(fields.get('op', ''))} of different sizes as"
+    what = what if is_one_kind else "different collectives"
+    text = f"ranks launched {what}{numbered and f' number{numbered}'}: rank {one} "
     text += f"{_launch(event)}, rank {other} {_launch(event, 'other_')}"
     return _stuck("mismatch", text, event, ranks=(one, other))
 
@@ -1103,7 +1107,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
     told = {e.rank for e in output.events if e.yields not in UNSAID}
     silent = tuple(sorted({*range(output.world_size or 0), *output.ranks} - told))
     suspects = silent if victims and len(silent) <= len(victims) else ()
-    whom = f" ({event.fields['peer']})" if "peer" in event.fields else ""
+    peer = event.fields.get("peer", event.fields.get("end", ""))
+    whom = f" ({peer})" if peer else ""
     is_named = victims and (event.rank is not None or event.yields != "network")
     who = capitalized(name_ranks(victims)) if is_named else "A process"
     if {"how", "target"} & event.fields.keys():
