@@ -27,7 +27,14 @@ from distprof.artefacts.fabric_file import (
     FabricFile,
     FabricPoint,
 )
-from distprof.bounds import Bound, TooLargeError, decode_json, patterns_beside, read_plain
+from distprof.bounds import (
+    Bound,
+    TooLargeError,
+    decode_json,
+    patterns_beside,
+    table_beside,
+    read_plain,
+)
 from distprof.costs.collectives import bus_factor
 from distprof.costs.fabric import fitted, point
 from distprof.errors import InputError, SchemaError, StatementError
@@ -366,12 +373,25 @@ def _kind(table: _Table, source: str, notes: list[str]) -> CollectiveKind:
             "all_gather."
         )
         return CollectiveKind.ALL_GATHER
+    which = "in a table that fits several programs"
+    if ratio is None or ratio > 0.99:
+        which = "the same as its algorithm bandwidth: a test of 2 ranks, or a broadcast or reduce"
     raise StatementError(
         source,
         expected="a file name that says which nccl-tests program wrote it",
-        found=f"{_best(table)}, in a table that fits several programs",
-        fix="rename the file after the program, for example all_gather.log",
+        found=f"{_best(table)}{_pace(table)}; {which}",
+        fix="compare it with the links: nvidia-smi topo -m shows NVLink as NV#, and between hosts "
+        "ibstat the rate of the cards. Keep the line of the command, or rename the file after the "
+        "program (all_gather.log), to see its curve",
     )
+
+
+def _pace(table: _Table) -> str:
+    """Which links are as fast as the best bandwidth of large messages."""
+    speed, size = max((half[2], row.num_bytes) for row in table.rows for half in row.halves)
+    paces: dict[str, float] = table_beside(__package__, "fabric.toml")["paces"]
+    pace = next((name for name, most in paces.items() if speed < most), "that of NVLink")
+    return f", {pace}" if size >= _LARGE_BYTES else ""
 
 
 def _best(table: _Table) -> str:

@@ -1094,7 +1094,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
         near = (
             e
             for e in events
-            if e.yields == "network" and (_is_near(event, e, _TO_NEXT) or _is_near(own, e, _TO_NEXT))
+            if e.yields == "network"
+            and (_is_near(event, e, _TO_NEXT) or _is_near(own, e, _TO_NEXT))
         )
         event = next(near, event)
     if event.yields != "network":

@@ -156,6 +156,12 @@ _IN_A_NODE = 8  # More GPUs are usually in several nodes
 _SAME = 0.97  # Throughput below this share of another is lower
 MIN_WORK_RATIO = 0.3
 MIN_KNOWN_RATIO = 0.25
+_LITTLE = 0.02
+"""Share of a step below which loading data does not set its pace."""
+
+MIN_STEP_BUSY_RATIO = 0.8
+"""Share of a step that kernels take, below which the step waits for the CPU."""
+
 MIN_BUSY_RATIO = 0.4
 MIN_LISTED_RATIO = 0.3
 _NEARLY = 0.8
@@ -389,7 +395,29 @@ def _known_work(result: OperatorTableResult) -> list[str]:
     return [
         f"{share} of {where} is {what}: {format_duration(spent[what])} of "
         f"{format_duration(total)} ({format_ratio(spent[what] / total)}).",
-        *filter(None, (_TABLE["advice"].get(what),)),
+        *filter(None, (_advice(what, result),)),
+    ]
+
+
+def _advice(what: str, result: OperatorTableResult) -> str:
+    """What to do about work of the CPU, unless a row shows that it is not loading data."""
+    loader, step = result.loader_ns, result.step_ns or 0
+    if loader is not None and loader < _LITTLE * step and what.startswith("Python code"):
+        told: str = _TABLE["advice"]["Python code, and no loading of data"]
+        return told.format(loader=format_duration(loader))
+    return str(_TABLE["advice"].get(what, ""))
+
+
+def _of_step(result: OperatorTableResult) -> list[str]:
+    """How much of a step the GPU works at most, if rows of steps have only GPU times of all calls."""
+    steps = [row for row in result.rows if row.name.startswith("ProfilerStep") and row.num_calls]
+    busy = sum(row.device_ns for row in steps) / (sum(row.num_calls for row in steps) or 1)
+    if not busy or not result.step_ns or busy >= MIN_STEP_BUSY_RATIO * result.step_ns:
+        return []
+    return [
+        f"A step takes {format_duration(result.step_ns)}, and kernels take at most "
+        f"{format_duration(round(busy))} of it ({format_ratio(busy / result.step_ns)}): most of the "
+        "rest, the GPU waits for the CPU."
     ]
 
 
@@ -453,7 +481,7 @@ def _operators(result: OperatorTableResult) -> list[str]:
         lead += _known_work(result)
     first = next((part for part in result.parts if part.num_calls is not None), None)
     if first is None:
-        return [*_cpu_rows(result), *lead, *steps]
+        return [*_of_step(result), *_cpu_rows(result), *lead, *steps]
     chip = "GPU" if result.device in ("", "CUDA", "device") else result.device
     own = (row for row in result.rows if row.kind in ("", first.kind))
     top, whole = next(own, result.rows[0]), result.self_device_ns or 0

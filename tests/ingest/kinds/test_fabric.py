@@ -217,6 +217,28 @@ def test_what_is_no_profile_is_refused_with_a_sentence(tmp_path, content, says):
         read_fabric(str(file))
 
 
+@pytest.mark.parametrize(
+    ("speed", "size", "says"),
+    [
+        (3.1, 1 << 27, "less than PCIe 3.0 x16 gives"),
+        (11.4, 1 << 27, "about that of PCIe 3.0 x16 or of a network of 100 Gb/s"),
+        (21.9, 1 << 27, "about that of PCIe 4.0 x16 or of a network of 200 Gb/s"),
+        (44.0, 1 << 27, "about that of PCIe 5.0 x16 or of a network of 400 Gb/s"),
+        (170.0, 1 << 27, "that of NVLink"),
+        (1.2, 1 << 16, "small messages show the latency"),
+    ],
+)
+def test_a_table_of_an_unknown_test_has_the_pace_of_known_links(tmp_path, speed, size, says):
+    log = tmp_path / "test.log"
+    half = f"{size / speed / 1e3:.1f} {speed:.2f} {speed:.2f} 0e+00"
+    log.write_text(f"{size} {size // 4} float {half} {half}\n")
+    with pytest.raises(InputError) as refused:
+        read_fabric(str(log))
+    assert says in str(refused.value)
+    assert "a test of 2 ranks, or a broadcast or reduce" in str(refused.value)
+    assert "nvidia-smi topo -m" in str(refused.value)
+
+
 def test_a_refusal_has_the_bandwidth_that_the_table_prints(tmp_path):
     log = tmp_path / "test.log"
     log.write_text("1048576 131072 float 47.38 11.06 11.06 0e+00 46.84 11.19 11.19 0e+00\n")
