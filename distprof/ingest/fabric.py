@@ -32,8 +32,8 @@ from distprof.bounds import (
     TooLargeError,
     decode_json,
     patterns_beside,
-    table_beside,
     read_plain,
+    table_beside,
 )
 from distprof.costs.collectives import bus_factor
 from distprof.costs.fabric import fitted, point

@@ -29,8 +29,9 @@ from distprof.sections.ending.words import words
 from distprof.units import capitalized, format_bytes, format_duration, name_ranks
 
 _MAX_LINES = 200
-UNSAID = ("phase", "preparing", "setup", "calls", "agents", "joining", "world", "closing", "loud",
-          "aside", "begun", "finished", "closed", "cpu", "stage", "complaint", "backend")  # fmt: skip
+UNSAID = ("phase", "preparing", "setup", "calls", "agents", "joining", "world", "closing", "aside",
+          "begun", "finished", "closed", "cpu", "stage", "complaint", "loud",
+          "backend")  # fmt: skip
 """Kinds of lines that reports do not list."""
 
 _MAX_QUOTE = 200
@@ -1123,10 +1124,10 @@ def _peer(output: JobOutput) -> EndingResult | None:
         line = f"{who} lost the connection to another rank{whom}. Most often that rank ended first."
     elif event.yields == "network":
         what = event.fields.get("what", words().completions.get(event.fields.get("code", ""), ""))
-        kind = class_of("network", what)
+        known = class_of("network", what)
         line = f"{who} reported an error of the network{whom}{what and f': {what}'}."
-        if kind and kind.says:
-            line = f"{who} {kind.says} ({what.removeprefix('Call to ')})."
+        if known and known.says:
+            line = f"{who} {known.says} ({what.removeprefix('Call to ')})."
     else:
         last = event.fields.get("last", "")
         kind = event.fields.get("type") or words().results[event.fields["result"]]

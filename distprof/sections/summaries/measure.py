@@ -20,6 +20,7 @@ from distprof.run.evidence import (
 from distprof.run.run import Run
 from distprof.schema import Int64Array
 from distprof.sections.summaries import (
+    OTHER_COLLECTIVES,
     CollectiveSummaryResult,
     InputReadinessResult,
     LatePeriod,
@@ -221,8 +222,6 @@ _STEP = "ProfilerStep"
 _LOADER = "enumerate(DataLoader)"
 _OPERATORS = ("aten::", "autograd::", "c10d::", "nccl:", "record_param_comms", "Optimizer.", _STEP)
 _COPIES = ("Memcpy", "Memset")
-OTHER_COLLECTIVES = "other collectives"
-"""The part of kernels of communication that name no operation."""
 
 
 def analyze_scaling_table(run: Run) -> ScalingTableResult:

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from distprof.escape import shorten
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.sections.summaries import OperatorTableResult, TablePart
-from distprof.sections.summaries.measure import OTHER_COLLECTIVES
+from distprof.sections.summaries import OTHER_COLLECTIVES, OperatorTableResult, TablePart
 from distprof.terms import CollectiveKind, Confidence, Severity
 from distprof.units import format_duration, format_ratio
 
@@ -66,7 +65,8 @@ def communication_by_operator_table(table: OperatorTableResult, limits: Limits) 
         "separates waiting from transfer. With FSDP, prefetch, and reshard after forward only "
         "if memory requires it."
     )
-    if all(part.kind in _KINDS for part in table.parts if part.num_calls is not None):
+    is_pure = all(part.kind in _KINDS for part in table.parts if part.num_calls is not None)
+    if is_pure and any(row.num_calls for row in table.rows):
         message = f"No row is computation. Means of a call: {_means(table)}. "
         fix = (
             "Compare kernels at one size of messages, by medians: a mean mixes sizes and waits. Of "

@@ -409,15 +409,15 @@ def _advice(what: str, result: OperatorTableResult) -> str:
 
 
 def _of_step(result: OperatorTableResult) -> list[str]:
-    """How much of a step the GPU works at most, if rows of steps have only GPU times of all calls."""
+    """How much of a step the GPU works at most, of a table without own times of the GPU."""
     steps = [row for row in result.rows if row.name.startswith("ProfilerStep") and row.num_calls]
     busy = sum(row.device_ns for row in steps) / (sum(row.num_calls for row in steps) or 1)
     if not busy or not result.step_ns or busy >= MIN_STEP_BUSY_RATIO * result.step_ns:
         return []
     return [
         f"A step takes {format_duration(result.step_ns)}, and kernels take at most "
-        f"{format_duration(round(busy))} of it ({format_ratio(busy / result.step_ns)}): most of the "
-        "rest, the GPU waits for the CPU."
+        f"{format_duration(round(busy))} of it ({format_ratio(busy / result.step_ns)}): most of "
+        "the rest, the GPU waits for the CPU."
     ]
 
 
