@@ -231,7 +231,7 @@ def fits_nccl_settings(source: str) -> bool:
     from distprof.ingest.recognise import foreign_format
 
     other = foreign_format("", start)  # what was measured says more than how it was started
-    return other is None or not (other.shows or other.fix.startswith("distprof fabric "))
+    return other is None or not other.fix.startswith("distprof fabric ")
 
 
 def read_nccl_settings(source: str) -> NcclLog:
