@@ -29,7 +29,13 @@ from distprof.artefacts.fabric_file import (
     FabricFile,
     FabricPoint,
 )
-from distprof.bounds import Bound, TooLargeError, decode_json, patterns_beside, read_plain
+from distprof.bounds import (
+    Bound,
+    TooLargeError,
+    decode_json,
+    patterns_beside,
+    read_plain,
+)
 from distprof.costs.collectives import bus_factor
 from distprof.costs.fabric import fitted, point
 from distprof.errors import InputError, SchemaError, StatementError

@@ -70,6 +70,8 @@ COMMUNICATION = [
         Kind.ALL_REDUCE,
         "custom-all-reduce",
     ),
+    ("void acme::ring::reduceScatterPush<half>(int)", Kind.REDUCE_SCATTER, "custom-collective"),
+    ("my_allgather_v2_kernel_bf16", Kind.ALL_GATHER, "custom-collective"),
     ("void deep_ep::internode_ll::dispatch<true, 3, 10, 7168>(void*)", Kind.ALL_TO_ALL, "deepep"),
     (
         "void deep_ep::intranode::combine<__nv_bfloat16, 8, 768>(__nv_bfloat16*)",
@@ -200,6 +202,8 @@ FROM_SOURCES = {
 }
 
 COMPUTATION = [
+    "triton_poi_fused_all_gather_into_tensor_cat_kernel_0",
+    "FSDP::all_gather (layers.0)",
     "void dpsk::ep::cuda::get_dispatch_layout<256, 32, 8>(long const*)",
     "void deep_ep::internode::get_dispatch_layout<256, 32, 8>(long const*)",
     "void deep_ep::internode_ll::query_mask_buffer<256>(int*, int, int*)",

@@ -220,7 +220,12 @@ def fits_nccl_settings(source: str) -> bool:
     start = b"" if source.lower().endswith(NOT_LOGS) else beginning(source, _SMALL)
     if b"NCCL_" not in start or all(sign in start for sign in machine.TEST_SIGNS[1:]):
         return False
-    return bool(_settings(start)) and not _is_nccl_log(source)
+    if not _settings(start) or _is_nccl_log(source):
+        return False
+    from distprof.ingest.recognise import foreign_format
+
+    other = foreign_format("", start)  # what was measured says more than how it was started
+    return other is None or not other.fix.startswith("distprof fabric ")
 
 
 def read_nccl_settings(source: str) -> NcclLog:

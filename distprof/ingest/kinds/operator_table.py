@@ -259,8 +259,10 @@ class _Whole:
 
 
 def _kind(name: str) -> CollectiveKind:
-    is_collective = any(library in name.lower() for library in _LIBRARIES)
-    return collective_kind(name) if is_collective else _classifier().verdict(name).kind
+    kind: CollectiveKind = _classifier().verdict(name).kind
+    if any(library in name.lower() for library in _LIBRARIES):
+        return collective_kind(name) or kind
+    return kind
 
 
 @cache

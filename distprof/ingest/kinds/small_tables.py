@@ -694,15 +694,17 @@ def _scaling(text: str) -> ScalingTable | None:
     is_per_step = kind == "iterations" and not _PATTERNS["same_batch"].search(text)
     grows = is_per_step or are_each or kind == "each" or _PATTERNS["per_gpu"].search(text)
     by_count = {count: rate * count if grows else rate for count, rate in sorted(pairs.items())}
-    each = [rate / count for count, rate in by_count.items()]
-    if max(each) > _MOST_EFFICIENT * each[0]:
+    note = f"The share holds if the batch grows with the number of {of}: the text does not say it."
+    is_open = is_per_step and not _PATTERNS["batch_of_each"].search(text)
+    if is_open and _excess(by_count) > _MOST_EFFICIENT:  # then they share one
+        by_count, is_open = dict(sorted(pairs.items())), False
+    if _excess(by_count) > _MOST_EFFICIENT:
         return None  # not the same work
-    note = f"This holds if the batch grows with the number of {of}."
     return ScalingTable(
         counts=tuple(by_count),
         rates=tuple(by_count.values()),
         of=of,
-        notes=(note,) if is_per_step else (),
+        notes=(note,) if is_open else (),
     )
 
 
@@ -836,6 +838,12 @@ def _ways(said: Sequence[_Said]) -> ScalingTable | None:
     differs = slowest < _SAME_SPEED * fastest or chosen is below
     are_alike = said[0].kind != "time" or fastest < _MOST_APART * slowest
     return _by_name(chosen, "ways") if chosen and differs and are_alike else None
+
+
+def _excess(by_count: Mapping[int, float]) -> float:
+    """The highest throughput of one of all, as a multiple of that with the fewest."""
+    each = [rate / count for count, rate in by_count.items()]
+    return max(each) / each[0]
 
 
 def fits_scaling(source: str) -> bool:

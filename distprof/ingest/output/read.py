@@ -32,7 +32,8 @@ MAX_TEXT = 300
 _END = 1 << 16
 """Bytes at the end of a file of which the last line of each rank is kept."""
 
-QUIET = {"warning", "phase", "preparing", "aside", "begun", "finished", "closed", "cpu", "stage"}
+QUIET = {"warning", "phase", "preparing", "aside", "begun", "finished", "closed", "cpu", "stage",
+         "loud", "backend"}  # fmt: skip
 """Kinds of lines that healthy jobs print, too: alone, they are no evidence of an end."""
 
 STAGE_LINES = 12

@@ -216,9 +216,22 @@ def calls_of(frames: Sequence[str], pattern: re.Pattern[str] = FRAME) -> tuple[s
 
 
 def calls_of_traceback(text: str) -> tuple[str, ...]:
-    """The calls of a traceback, innermost first, as of a stack."""
-    frames = [f" {line}" for line in text.splitlines() if _HOW["debugged"].match(f" {line}")]
-    return calls_of(frames[::-1], _HOW["debugged"])
+    """The calls of a traceback, innermost first, as of a stack.
+
+    Where own code is the innermost, the call in its line counts, too: a text may be cut after it.
+    """
+    frames: list[str] = []
+    code = ""
+    for line in text.splitlines():
+        if _HOW["debugged"].match(f" {line}"):
+            frames, code = [f" {line}", *frames], ""
+        code = code or (line if frames and not _HOW["debugged"].match(f" {line}") else "")
+    calls = calls_of(frames, _HOW["debugged"])
+    own, called = last_own(text), _HOW["called"].findall(code)
+    if len(called) != 1 or not calls or calls[0] != own or own != last_own(frames[0]):
+        return calls
+    name = "__next__" if called[0] in ("next", "enumerate") else called[0]
+    return (f"{name} {own[own.rfind('(') :]}", *calls)
 
 
 def last_own(text: str) -> str:

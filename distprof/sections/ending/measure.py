@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +30,8 @@ from distprof.units import capitalized, format_bytes, format_duration, name_rank
 
 _MAX_LINES = 200
 UNSAID = ("phase", "preparing", "setup", "calls", "agents", "joining", "world", "closing", "aside",
-          "begun", "finished", "closed", "cpu", "stage", "complaint")  # fmt: skip
+          "begun", "finished", "closed", "cpu", "stage", "complaint", "loud",
+          "backend")  # fmt: skip
 """Kinds of lines that reports do not list."""
 
 _MAX_QUOTE = 200
@@ -75,6 +77,7 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     if found.cause in _STARTS and _of(output, "complaint"):
         verdict = found.verdict.replace("Not decided", "Stuck", 1)
         why = "Its author says that it stands. Healthy jobs print the same up to there."
+        verdict += f" T{error[3:]}." if (error := _last_error(output)) else ""
         found = replace(found, state=STUCK, verdict=verdict, why=(*found.why, why))
     found = _during_phase(_while_preparing(_elsewhere(found, output), output), whole)
     found = _once_finished(found, whole, _why_mixed(output) if cause is _mixed else "")
@@ -189,6 +192,7 @@ def _without_asides(output: JobOutput) -> Iterator[OutputEvent]:
         inside |= {(event.file, number, event.rank) for number in numbers}
     for event in output.events:
         is_inside = event.yields in _OF_ASIDES or event.name == "last-line"
+        is_inside &= event.fields.get("type") != "KeyboardInterrupt"
         if not (is_inside and (event.file, event.line, event.rank) in inside):
             yield event
 
@@ -368,10 +372,11 @@ def _host_memory(output: JobOutput) -> EndingResult | None:
     blamed = killed[0] if killed else blamed
     rss = event.number("rss_kb")
     held = f" when it held {format_bytes(rss * 1024)}" if rss else ""
+    how = "was killed because the host or its memory limit had no memory left"
+    how = how if blamed in killed or _signal(blamed) else _row(event).says or how
     return _made(
         "host_memory",
-        f"{_subject(blamed)} was killed because the host or its memory limit had no memory "
-        f"left{held}.",
+        f"{_subject(blamed)} {how}{held}.",
         event,
         *advice_on("host_memory", ""),
         ranks=(blamed.rank,) if blamed.rank is not None else _listed(blamed),
@@ -682,7 +687,7 @@ def _exception(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     hint = words().search("hint", event.fields.get("message", ""))
     told = (f"Its message advises: “{hint[1]}”.",) if hint else ()
     if kind and kind.says:
-        text = f"{kind.says} ({text})"
+        text = f"{kind.says} ({text.partition('. ')[0]})"
     return text, (*((kind.text,) if kind else ()), *told) or (_where_to_look(event),)
 
 
@@ -790,11 +795,13 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
     elif event.name in words().who:
         who = f"{words().who[event.name]}{_at(event)}"
     code, why = event.number("code"), event.fields.get("why", "")
+    fate, because = (event.fields.get(one, "") for one in ("fate", "because"))
     how = f"was not started: {why.rstrip('.`')}" if why else "died"
+    how = f"was {fate}" if fate else how
     how = f"exited with code {code}" if code is not None else how
     how = f"was ended by {name}" if name else how
-    meaning = "" if why else _reason(output, code)
-    steps = advice_on("exit", f"{event.name} code {code} {why}")
+    meaning = f": {because.rstrip('.')}" if because else "" if why else _reason(output, code)
+    steps = advice_on("exit", f"{event.name} code {code} {why}{fate}")
     if name in words().meanings:
         meaning, steps = words().meanings[name], advice_on("signal", name)
     if log := event.fields.get("log"):
@@ -834,7 +841,16 @@ def _reason(output: JobOutput, code: int | None = None) -> str:
         is_wrapper = words().search("not_own", event.fields.get("type", ""))
         if not (is_wrapper or is_survived(event) or _key(event) in launched):
             return f"; the output shows “{_exception(event)[0]}”"
-    return words().codes.get(str(code), "; the output does not show why")
+    known = words().codes.get(str(code))
+    return known or _last_error(output) or "; the output does not show why"
+
+
+def _last_error(output: JobOutput) -> str:
+    """The last line that a logger calls an error, or NCCL a warning; empty without one."""
+    known = {(e.file, e.line) for e in output.events if e.yields not in (*UNSAID, "warning")}
+    events = (e for e in _of(output, "loud", "warning") if (e.file, e.line) not in known)
+    event = max(events, key=lambda e: e.line, default=None)
+    return "" if event is None else f"; the last error reads “{_warned(event)}”"
 
 
 def _crash(output: JobOutput) -> EndingResult | None:
@@ -883,7 +899,10 @@ def _mismatch(output: JobOutput) -> EndingResult | None:
         text += f"collective {last} ({_launch(event, 'other_')}): one runs more than the other"
         late = one if number < (last or 0) else other
         return _stuck("mismatch", text, event, ranks=(late,))
-    text = f"ranks launched different collectives{numbered and f' number{numbered}'}: rank {one} "
+    is_one_kind = fields.get("op") == fields.get("other_op") and "shape" in fields
+    what = f"{operation_kind(fields.get('op', ''))} of different sizes as"
+    what = what if is_one_kind else "different collectives"
+    text = f"ranks launched {what}{numbered and f' number{numbered}'}: rank {one} "
     text += f"{_launch(event)}, rank {other} {_launch(event, 'other_')}"
     return _stuck("mismatch", text, event, ranks=(one, other))
 
@@ -1082,7 +1101,13 @@ def _peer(output: JobOutput) -> EndingResult | None:
         return None
     event = events[0]
     if event.yields != "network":  # NCCL names the reason after the error
-        near = (e for e in events if e.yields == "network" and _is_near(event, e, _TO_NEXT))
+        own = replace(event, rank=None)
+        near = (
+            e
+            for e in events
+            if e.yields == "network"
+            and (_is_near(event, e, _TO_NEXT) or _is_near(own, e, _TO_NEXT))
+        )
         event = next(near, event)
     if event.yields != "network":
         same = [e for e in events if e.yields == event.yields]
@@ -1094,8 +1119,10 @@ def _peer(output: JobOutput) -> EndingResult | None:
     told = {e.rank for e in output.events if e.yields not in UNSAID}
     silent = tuple(sorted({*range(output.world_size or 0), *output.ranks} - told))
     suspects = silent if victims and len(silent) <= len(victims) else ()
-    whom = f" ({event.fields['peer']})" if "peer" in event.fields else ""
-    who = capitalized(name_ranks(victims)) if victims else "A process"
+    peer = event.fields.get("peer", event.fields.get("end", ""))
+    whom = f" ({peer})" if peer else ""
+    is_named = victims and (event.rank is not None or event.yields != "network")
+    who = capitalized(name_ranks(victims)) if is_named else "A process"
     if {"how", "target"} & event.fields.keys():
         target = f" ({event.fields['target']})" if "target" in event.fields else whom
         what = event.fields.get("what", "connection refused")
@@ -1107,23 +1134,25 @@ def _peer(output: JobOutput) -> EndingResult | None:
         line = f"{who} lost the connection to another rank{whom}. Most often that rank ended first."
     elif event.yields == "network":
         what = event.fields.get("what", words().completions.get(event.fields.get("code", ""), ""))
+        known = class_of("network", what)
         line = f"{who} reported an error of the network{whom}{what and f': {what}'}."
+        if known and known.says:
+            line = f"{who} {known.says} ({what.removeprefix('Call to ')})."
     else:
         last = event.fields.get("last", "")
         kind = event.fields.get("type") or words().results[event.fields["result"]]
         where = "'s bootstrap, in which ranks connect" if "bootstrap" in event.fields else ""
-        what = last if "failure" in last else f"{kind}{f' ({last})' if last else ''}"
+        what = last if "failure" in last else f"{last} ({kind})" if last else kind
         line = f"{who} failed in NCCL{where}: {what}."
         suspects = ()
     steps, tail = words().steps[event.yields], ""
-    warned = [e for e in _of(output, "warning") if e.file == event.file]
-    warned = [e for e in warned if e.line < event.line] or warned[:1]
+    warning = _warning_near(event, output, sys.maxsize)
     if suspects:
         tail = f" {capitalized(name_ranks(suspects))} reported nothing."
     elif event.yields == "peer" and "store" not in event.fields:
         tail = " The output does not show which rank."
-    elif event.yields == "nccl" and "last" not in event.fields and warned:
-        tail = f" Its warning: {warned[-1].fields['what'][:_MAX_QUOTE].rstrip('.')}."
+    elif event.yields == "nccl" and "last" not in event.fields and warning is not None:
+        line = f"{who} failed in NCCL{where}: {_warned(warning)} ({what})."
         steps = steps[1:]
     advice = advice_on(event.yields, f"{line}{tail} {event.text}")
     if event.name == "nccl-cuda":  # this is the warning that names the call
@@ -1196,7 +1225,9 @@ def _died(output: JobOutput) -> EndingResult | None:
     """A process whose end its scheduler noticed: what others lost then only follows."""
     events = (e for e in _of(output, "died") if not _signal(e))
     event = min(
-        events, key=lambda e: (e.name != "ray-node", e.name == "pod-restarts"), default=None
+        events,
+        key=lambda e: ("fate" not in e.fields, e.name != "ray-node", e.name == "pod-restarts"),
+        default=None,
     )
     if event is not None and event.name == "engine-died" and _of(output, "nccl"):
         return _peer(output)  # the engine only says that its worker ended
@@ -1242,15 +1273,11 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
     if not events:
         return None
     event = next((e for e in events if "frames" in e.fields), events[0])
-    stacks = tuple(
-        OutputStack(file=e.file, line=e.line, rank=e.rank, calls=calls)
-        for e in events
-        if (calls := calls_of_traceback(_frames(e)))
-    )
-    shown = diagnose_stacks(replace(output, stacks=stacks)) if len(stacks) > 1 else None
-    shown = next((one for one in (shown, _set_up(output)) if one and one.state), None)
-    if shown is not None:  # what it waited for is known
+    if shown := _stood(output, events):  # what it waited for is known
         return shown
+    if (shown := _set_up(output)) and shown.state:
+        return shown
+    stacks = _stacks_of(events)
     place = last_own(_frames(event))
     known = [one.activity for one in stacks_of(replace(output, stacks=stacks)) if one.activity]
     doing = words().activity[known[0]].place.rstrip(",") if known else ""
@@ -1281,7 +1308,7 @@ def _cut(output: JobOutput, kind: str = "cut") -> EndingResult | None:
     event = min(events, key=lambda e: (e.rank is None, "type" not in e.fields), default=None)
     if event is None:
         return None
-    if "type" not in event.fields and (began := _stands_at(output)):
+    if "type" not in event.fields and (began := _stands_at(output) or _stood(output, [event])):
         return began
     place = event.fields.get("place") or last_own(_frames(event))
     kind = event.fields.get("type", "an exception")
@@ -1293,12 +1320,58 @@ def _cut(output: JobOutput, kind: str = "cut") -> EndingResult | None:
         lacks = "which has no message"
     shown = class_of("cut", f"{event.name} {kind}\n{_frames(event)}")
     why = f", most likely because {shown.says}" if shown and shown.says else ""
+    told, where = (
+        f"{_subject(event)} failed with {kind}{why}, {lacks}",
+        f", in {place}" if place else "",
+    )
+    warning = _warning_near(event, output, _BETWEEN_RUNS)
+    if warning is not None and "bare" not in event.fields:
+        told = f"{_subject(event)} failed, most likely after NCCL's warning “{_warned(warning)}”. "
+        told += "The text ends before the message of the exception"
     return _made(
         "exception",
-        f"{_subject(event)} failed with {kind}{why}, {lacks}{f', in {place}' if place else ''}.",
+        f"{told}{where}.",
         event,
+        *(() if warning is None else advice_on("nccl", told)),
         *advice_on("exception", f"{kind}\n{code}"),
         *((shown.text,) if shown else ()),
+    )
+
+
+def _warning_near(event: OutputEvent, output: JobOutput, most: int) -> OutputEvent | None:
+    """The last warning of NCCL before a line, at most some lines away; else the first after it."""
+    warned = [e for e in _of(output, "warning") if e.file == event.file]
+    warned = [e for e in warned if abs(e.line - event.line) <= most]
+    return next(iter([e for e in warned if e.line < event.line][-1:] or warned), None)
+
+
+def _warned(warning: OutputEvent) -> str:
+    """What a warning or an error says, without the part of the program that says it."""
+    return re.sub(r"^[\w/.]{1,40} ?: ", "", warning.fields["what"])[:_MAX_SAID].rstrip(". ")
+
+
+def _stood(output: JobOutput, events: Iterable[OutputEvent]) -> EndingResult | None:
+    """Where processes stood until someone ended them by hand, if their tracebacks show it."""
+    output = replace(output, stacks=_stacks_of(events))
+    is_said = bool(_of(output, "complaint"))
+    shown = diagnose_stacks(output)
+    if shown is None or not (is_said or (shown.state and len(output.stacks) > 1)):
+        return None
+    if not (shown.state or any(one.activity for one in stacks_of(output))):
+        return None
+    return replace(shown, state=STUCK, verdict=shown.verdict.replace("Not decided", "Stuck", 1))
+
+
+def _stacks_of(events: Iterable[OutputEvent]) -> tuple[OutputStack, ...]:
+    """The stacks that tracebacks are, each once, although several expressions read it."""
+    found: dict[tuple[str, ...], list[OutputEvent]] = {}
+    for event in events:
+        found.setdefault(calls_of_traceback(_frames(event)), []).append(event)
+    return tuple(
+        OutputStack(file=e.file, line=e.line, rank=e.rank, calls=calls)
+        for calls, same in found.items()
+        for e in same
+        if calls and e.name == same[0].name
     )
 
 
@@ -1394,9 +1467,10 @@ def _joining(output: JobOutput) -> EndingResult | None:
         last = max((replace(e, line=max(e.line, e.again)) for e in events), key=lambda e: e.line)
         if not size or not _is_at_end(last, output, STAGE_LINES):
             return None
-        text = f"all {size:,} ranks began to join the process group, and the text ends there. The "
-        text += "set-up of NCCL and the first collective come next"
-        return _undecided("joining", text, "NCCL is ready")
+        did, library = "joined" if is_done else "began to join", _backend(output)
+        text = f"all {size:,} ranks {did} the process group, and the text ends there. The set-up "
+        text += f"of {library} and the first collective come next"
+        return _undecided("joining", text, f"{library} is ready")
     who = f"{capitalized(name_ranks(begun))} of {size:,} {'wait' if len(begun) > 1 else 'waits'}"
     others = name_ranks({*range(min(size, _MAX_NAMED))} - begun)
     text = f"the text ends before all joined the process group. {who} for it, and {others} printed "
@@ -1430,8 +1504,24 @@ def _message(action: re.Match[str]) -> tuple[str, str, int] | None:
     return (kind.upper(), batch, sender) if what else None
 
 
+def _backend(output: JobOutput) -> str:
+    """The library of the job's collectives, if its lines name it, such as ``NCCL``."""
+    told = {name for e in _of(output, "backend") for name in e.fields}
+    texts = (e.text for e in output.events if e.yields not in ("joining", "complaint", "backend"))
+    return next(
+        iter(sorted(told)), "NCCL" if any("NCCL" in t for t in texts) else "the collective library"
+    )
+
+
 def _complained(output: JobOutput) -> EndingResult | None:
     """A text that says itself that the job stands still, and shows nothing else."""
+    why = next((e.fields["why"] for e in _of(output, "complaint") if "why" in e.fields), "")
+    if why:
+        text = f"the job is said to stand still because “{why}”. The text holds no time-out, end or"
+        text += f" stack that shows it{_last_error(output)}"
+        said = _undecided("complaint", text, "complaint")
+        steps = words().steps["uneven"] if words().search("uneven", why) else ()
+        return replace(said, next_steps=(*steps, *said.next_steps))
     shown = last_printed(output)
     found = "" if shown.startswith(_FIRST_TROUBLE) else ", but the text shows no reason"
     text = f"the job is said to stand still{found}. {shown}It holds no time-out, end or stack"

@@ -102,11 +102,15 @@ class ScalingTableResult(Result, frozen=True, kw_only=True):
 # A table of operators ----------------------------------------------------------------------------
 
 
+OTHER_COLLECTIVES = "other collectives"
+"""The part of kernels of communication that name no operation."""
+
+
 class TablePart(Record, frozen=True, kw_only=True):
     """Time of the device by what it does."""
 
-    # Kind of a collective, ``copies`` or ``computation``; ``not listed`` for rows that the table
-    # leaves out.
+    # Kind of a collective, ``other collectives``, ``copies`` or ``computation``; ``not listed`` for
+    # rows that the table leaves out.
     kind: str
     device_ns: int  # Sum of the kernels' durations. Kernels may run at the same time.
     ratio: float  # Share of all.
@@ -122,6 +126,7 @@ class TableRow(Record, frozen=True, kw_only=True):
     self_cpu_ns: int  # CPU time without operators inside.
     device_ns: int  # Time of its kernels and of those of operators inside.
     self_device_ns: int  # Time of its kernels.
+    kind: str = ""  # The part of the device's time that its kernels belong to.
 
 
 class OperatorTableResult(Result, frozen=True, kw_only=True):

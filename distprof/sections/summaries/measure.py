@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.artefacts.record import shared_fields
+from distprof.config import CommunicationConfig
+from distprof.ingest.communication import classifier_for
 from distprof.join.nccl import compared, summary_of
 from distprof.run.evidence import (
     CollectiveSummary,
@@ -18,6 +20,7 @@ from distprof.run.evidence import (
 from distprof.run.run import Run
 from distprof.schema import Int64Array
 from distprof.sections.summaries import (
+    OTHER_COLLECTIVES,
     CollectiveSummaryResult,
     InputReadinessResult,
     LatePeriod,
@@ -264,7 +267,10 @@ def analyze_operator_table(run: Run) -> OperatorTableResult:
         self_cpu_ns=table.self_cpu_ns,
         loader_ns=sum(loads) // num_steps if loads and num_steps else None,
         parts=parts,
-        rows=tuple(TableRow(**shared_fields(TableRow, row)) for row in order[:MOST_ROWS]),
+        rows=tuple(
+            TableRow(**shared_fields(TableRow, row) | {"kind": _kind(row)})
+            for row in order[:MOST_ROWS]
+        ),
         num_rows=len(table.operators),
         unavailable=table.notes,
     )
@@ -297,4 +303,6 @@ def _parts(table: OperatorTable) -> tuple[TablePart, ...]:
 def _kind(row: TableOperator) -> str:
     if row.kind is not CollectiveKind.UNKNOWN:
         return row.kind.label
+    if classifier_for(CommunicationConfig()).verdict(row.name).is_communication:
+        return OTHER_COLLECTIVES
     return "copies" if row.name.startswith(_COPIES) else "computation"

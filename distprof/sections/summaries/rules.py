@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
+from distprof.escape import shorten
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.sections.summaries import OperatorTableResult, TablePart
+from distprof.sections.summaries import OTHER_COLLECTIVES, OperatorTableResult, TablePart
 from distprof.terms import CollectiveKind, Confidence, Severity
 from distprof.units import format_duration, format_ratio
 
-_KINDS = {kind.label for kind in CollectiveKind if kind is not CollectiveKind.UNKNOWN}
+_KINDS = {
+    *(kind.label for kind in CollectiveKind if kind is not CollectiveKind.UNKNOWN),
+    OTHER_COLLECTIVES,
+}
+
+_MOST_NAMED = 4
+_MAX_NAME = 50
 
 
 @rule(
@@ -48,21 +56,39 @@ def communication_by_operator_table(table: OperatorTableResult, limits: Limits) 
     share = sum(part.ratio for part in parts)
     if not parts or share <= limits["share"]:
         return
+    message = (
+        f"Most is {_said(parts[0])}{' and others' if len(parts) > 1 else ''}, of "
+        f"{format_duration(table.self_device_ns)}. "
+    )
+    fix = (
+        "Write the trace of all ranks (prof.export_chrome_trace) and name their folder: it "
+        "separates waiting from transfer. With FSDP, prefetch, and reshard after forward only "
+        "if memory requires it."
+    )
+    is_pure = all(part.kind in _KINDS for part in table.parts if part.num_calls is not None)
+    if is_pure and any(row.num_calls for row in table.rows):
+        message = f"No row is computation. Means of a call: {_means(table)}. "
+        fix = (
+            "Compare kernels at one size of messages, by medians: a mean mixes sizes and waits. Of "
+            "a training, write the trace of all ranks (prof.export_chrome_trace)."
+        )
     yield Draft(
         headline=f"Collectives take {format_ratio(share)} of the GPU's time",
-        message=(
-            f"Most is {_said(parts[0])}"
-            f"{' and others' if len(parts) > 1 else ''}, of "
-            f"{format_duration(table.self_device_ns)}. How much of it overlaps with computation or "
-            "waits for other ranks, this table does not show."
-        ),
-        fix=(
-            "Write the trace of all ranks (prof.export_chrome_trace) and name their folder: it "
-            "separates waiting from transfer. With FSDP, prefetch, and reshard after forward only "
-            "if memory requires it."
-        ),
+        message=f"{message}How much of it overlaps with computation or waits for other ranks, "
+        "this table does not show.",
+        fix=fix,
         confidence=Confidence.MEASURED,
         evidence=("operator_table.parts",),
+    )
+
+
+def _means(table: OperatorTableResult) -> str:
+    """Time of a call of each kernel of communication that takes long."""
+    rows = [row for row in table.rows if row.kind in _KINDS and row.num_calls][:_MOST_NAMED]
+    means = (format_duration(row.self_device_ns / row.num_calls) for row in rows)
+    return ", ".join(
+        f"{shorten(re.split('[(<]', row.name.removeprefix('void '))[0], _MAX_NAME)} {mean}"
+        for row, mean in zip(rows, means, strict=True)
     )
 
 

@@ -158,6 +158,12 @@ _SAME_SPEED = 0.95
 _SAME = 0.97  # Throughput below this share of another is lower
 MIN_WORK_RATIO = 0.3
 MIN_KNOWN_RATIO = 0.25
+_LITTLE = 0.02
+"""Share of a step below which loading data does not set its pace."""
+
+MIN_STEP_BUSY_RATIO = 0.8
+"""Share of a step that kernels take, below which the step waits for the CPU."""
+
 MIN_BUSY_RATIO = 0.4
 MIN_LISTED_RATIO = 0.5
 """Below this share of the whole, a table does not show what takes most."""
@@ -330,11 +336,13 @@ def scaling_lines(result: ScalingTableResult) -> list[str]:
         line = f"{text}: {', '.join(shares)} of its throughput"
         known = (way["text"] for way in _TABLE["way"] if re.search(way["name"], " ".join(others)))
         return [f"{line}.", *known, _TABLE["compare"]]
+    if result.unavailable and rates[-1] >= _SAME * rates[0]:
+        return _by_iterations(result)
     first, last, best = counts[0], counts[-1], counts[rates.index(max(rates))]
     text = f"Scaling is {format_ratio(ratios[-1])} efficient from {first:,} to {last:,} {of}"
     at = next((i for i, ratio in enumerate(ratios) if ratio < _SCALES), 0)
     if not at:
-        return [f"{text}: throughput grows with the number of {of}.", *result.unavailable]
+        return [f"{text}: throughput grows with the number of {of}."]
     if best == first and rates[-1] < _SAME * rates[0]:
         text = f"{last:,} {of} are slower than {first:,}"
     grows = rates[at] / rates[at - 1]
@@ -373,6 +381,26 @@ def _cpu_whole(result: OperatorTableResult) -> int | None:
     return max(result.self_cpu_ns or listed, *(row.cpu_ns for row in result.rows))
 
 
+def _by_iterations(result: ScalingTableResult) -> list[str]:
+    """How long iterations are: what that means for throughput depends on the batch."""
+    first, last, of = result.counts[0], result.counts[-1], result.of
+    before, after = first / result.rates[0], last / result.rates[-1]
+    much = f"{format_ratio(abs(after / before - 1))} {'longer' if after > before else 'shorter'}"
+    is_same = _SAME < after / before < 1 / _SAME
+    how = f"about as long on {last:,} {of} as" if is_same else f"{much} on {last:,} {of} than"
+    one, shared = of.removesuffix("s"), "slower" if after > before else "hardly faster"
+    lengths = (format_duration(round(length * 1e9)) for length in (after, before))
+    return [
+        f"An iteration takes {how} on {first:,}: {', '.join(lengths)}.",
+        f"If each {one} kept its batch, scaling is {format_ratio(result.efficiency_ratio[-1])} "
+        f"efficient from {first:,} to {last:,} {of}; if all share a batch of the same size, "
+        f"{last:,} {of} are {shared} than {first:,}.",
+        *result.unavailable,
+        "Compare samples or tokens per second, at the same batch per GPU. If it scales badly, "
+        f"record a trace on {last:,} {of} with distprof capture -- COMMAND, which shows why.",
+    ]
+
+
 def _known_work(result: OperatorTableResult) -> list[str]:
     """What takes most of the CPU's time, if a row tells; else the deepest function that does."""
     rows = sorted(result.rows, key=lambda row: row.cpu_ns)
@@ -403,7 +431,29 @@ def _known_work(result: OperatorTableResult) -> list[str]:
         share, of = "The longest row", "an unknown whole"
     return [
         f"{share} of {where} is {what}: {format_duration(spent[what])} of {of}.",
-        *filter(None, (_TABLE["advice"].get(what),)),
+        *filter(None, (_advice(what, result),)),
+    ]
+
+
+def _advice(what: str, result: OperatorTableResult) -> str:
+    """What to do about work of the CPU, unless a row shows that it is not loading data."""
+    loader, step = result.loader_ns, result.step_ns or 0
+    if loader is not None and loader < _LITTLE * step and what.startswith("Python code"):
+        told: str = _TABLE["advice"]["Python code, and no loading of data"]
+        return told.format(loader=format_duration(loader))
+    return str(_TABLE["advice"].get(what, ""))
+
+
+def _of_step(result: OperatorTableResult) -> list[str]:
+    """How much of a step the GPU works at most, of a table without own times of the GPU."""
+    steps = [row for row in result.rows if row.name.startswith("ProfilerStep") and row.num_calls]
+    busy = sum(row.device_ns for row in steps) / (sum(row.num_calls for row in steps) or 1)
+    if not busy or not result.step_ns or busy >= MIN_STEP_BUSY_RATIO * result.step_ns:
+        return []
+    return [
+        f"A step takes {format_duration(result.step_ns)}, and kernels take at most "
+        f"{format_duration(round(busy))} of it ({format_ratio(busy / result.step_ns)}): most of "
+        "the rest, the GPU waits for the CPU."
     ]
 
 
@@ -505,9 +555,10 @@ def _operators(result: OperatorTableResult) -> list[str]:
             lead.append(_TABLE["first"])
     first = next((part for part in result.parts if part.num_calls is not None), None)
     if first is None:
-        return [*lead, *_cpu_rows(result), *steps]
+        return [*_of_step(result), *_cpu_rows(result), *lead, *steps]
     chip = "GPU" if result.device in ("", "CUDA", "device") else result.device
-    top, whole = result.rows[0], result.self_device_ns or 0
+    own = (row for row in result.rows if row.kind in ("", first.kind))
+    top, whole = next(own, result.rows[0]), result.self_device_ns or 0
     name, spent, alone = first.kind.capitalize(), first.device_ns, ""
     if len(result.rows) > 1 and 2 * top.self_device_ns >= whole and first.kind == "computation":
         what = " (copies and casts)" if _COPIES.fullmatch(top.name) else ""
