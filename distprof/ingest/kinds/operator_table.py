@@ -1,8 +1,8 @@
 """Tables of operators that ``prof.key_averages().table()`` prints, in a file of any name.
 
 Columns have had many names: ``Self CUDA``, ``Self CUDA total``, ``Self XPU``, ``Self device``;
-``# of Calls``, ``Number of Calls``. They are told apart by these names and by what values look
-like, because people paste them with tabs, in Markdown, wrapped, or with single spaces. Rows copied
+``# of Calls``, ``Number of Calls``. These names and what values look like distinguish them,
+because people paste them with tabs, in Markdown, wrapped, or with single spaces. Rows copied
 without their header have the columns that torch prints by default. Functions as cProfile,
 line_profiler and ``py-spy top`` list them are read as operators of the CPU. Source:
 pytorch/pytorch, ``torch/autograd/profiler_util.py``; CPython, ``Lib/pstats.py``.
