@@ -316,6 +316,13 @@ def patterns_beside(package: str, name: str, **parts: str) -> Patterns[str]:
     return Patterns(lambda: texts_beside(package, name, **parts))
 
 
+def byte_patterns_beside(package: str, name: str, **parts: str) -> Patterns[bytes]:
+    """The same for bytes."""
+    return Patterns(
+        lambda: {key: text.encode() for key, text in texts_beside(package, name, **parts).items()}
+    )
+
+
 def texts_beside(package: str, name: str, **parts: str) -> dict[str, str]:
     """The same as texts."""
 

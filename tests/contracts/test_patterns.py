@@ -14,11 +14,11 @@ from distprof.bounds import Patterns
 ROOT = Path(__file__).parents[2]
 READ = re.compile(r'(?:(?:patterns|texts)_beside\(\s*__package__, |byte_patterns\()"(\S+\.toml)"')
 MODULES = {
-    path: found[1]
+    path: found
     for path in sorted((ROOT / "distprof").rglob("*.py"))
-    if (found := READ.search(path.read_text("utf-8")))
+    if (found := READ.findall(path.read_text("utf-8")))
 }
-"""Those with such a table, and its name."""
+"""Those with such tables, and their names."""
 
 
 def test_there_are_such_tables():
@@ -28,11 +28,12 @@ def test_there_are_such_tables():
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: path.stem)
 def test_each_expression_of_a_table_compiles(module):
     name = ".".join(module.relative_to(ROOT).with_suffix("").parts)
-    (patterns,) = [one for one in vars(import_module(name)).values() if isinstance(one, Patterns)]
-    table = tomllib.loads((module.parent / MODULES[module]).read_text("utf-8"))
-    assert {*patterns.texts()} == {*table["patterns"]}
-    for name, text in patterns.texts().items():
-        assert patterns[name].pattern == text
+    found = [one for one in vars(import_module(name)).values() if isinstance(one, Patterns)]
+    for patterns, file in zip(found, MODULES[module], strict=True):
+        table = tomllib.loads((module.parent / file).read_text("utf-8"))
+        assert {*patterns.texts()} == {*table["patterns"]}
+        for name, text in patterns.texts().items():
+            assert patterns[name].pattern == text
 
 
 def test_an_expression_is_compiled_once_and_only_if_used():

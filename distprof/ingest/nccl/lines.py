@@ -10,16 +10,14 @@ from collections.abc import Iterator
 
 import msgspec
 
-from distprof.bounds import Patterns, texts_beside
+from distprof.bounds import byte_patterns_beside
 from distprof.ingest.files import Blocks
 
 MAX_LINE_BYTES = 1 << 16
 
 _MAX_CACHED = 1 << 16
 _MAX_HEADER = 600
-_HOW = Patterns(
-    lambda: {name: text.encode() for name, text in texts_beside(__package__, "lines.toml").items()}
-)
+_HOW = byte_patterns_beside(__package__, "lines.toml")
 
 Message = tuple[tuple[bytes, int] | None, bytes, bytes]
 """Process (host and id; None if the line names none), level (empty for a version), text."""

@@ -16,7 +16,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from distprof.bounds import Patterns, patterns_beside
+from distprof.bounds import byte_patterns_beside, patterns_beside
 from distprof.ingest.files import DAMAGE, INNER, Blocks, opened
 from distprof.ingest.output.expressions import Expression, expressions, signs
 from distprof.ingest.output.stacks import headed, listed_stacks, stacks_in
@@ -74,7 +74,7 @@ _TIME = re.compile(
 """``2026-01-31 12:00:00.5``, with other separators too, and glog's ``E0131 12:00:00.5``."""
 
 _HOW = patterns_beside(__package__, "read.toml")
-_RAW = Patterns(lambda: {name: text.encode() for name, text in _HOW.texts().items()})
+_RAW = byte_patterns_beside(__package__, "read_bytes.toml")
 _PLAIN = bytes((9, 10, *range(0x20, 0x7F)))
 """Bytes that need no cleaning."""
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from distprof.bounds import Patterns, texts_beside
+from distprof.bounds import Patterns, byte_patterns_beside
 from distprof.run.logs import TrainingFacts, TrainingLog
 from distprof.schema import ABSENT, Floats, Int64Array
 from distprof.units import NS_PER_MS, NS_PER_S, format_ratio
@@ -39,12 +39,7 @@ NUMBER = rb"[-+]?(?:\d{1,25}(?:\.\d{0,25})?|\.\d{1,25})(?:[eE][-+]?\d{1,4})?"
 
 def byte_patterns(name: str) -> Patterns[bytes]:
     """The regular expressions of a table of the readers, by name."""
-
-    def read() -> dict[str, bytes]:
-        texts = texts_beside(__package__, name, NUMBER=NUMBER.decode())
-        return {name: text.encode() for name, text in texts.items()}
-
-    return Patterns(read)
+    return byte_patterns_beside(__package__, name, NUMBER=NUMBER.decode())
 
 
 _STAMP = re.compile(
