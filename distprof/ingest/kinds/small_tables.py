@@ -30,7 +30,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby, zip_longest
 from statistics import median
 from typing import Annotated, Any, NamedTuple
@@ -866,10 +866,10 @@ def _text(source: str) -> str:
     return start.decode("utf-8", "replace") if is_text else ""
 
 
-def read_scaling(source: str) -> ScalingTable:
-    """Read throughput by the number of GPUs."""
+def read_scaling(source: str, of: Callable[[str], ScalingTable | None] = _scaling) -> ScalingTable:
+    """Read throughput by the number of GPUs, or what else a function finds in a text."""
     data = whole(source, SCALING_BOUND.num_bytes, _refuse_scaling)
-    return _scaling(data.decode("utf-8", "replace")) or _refuse_scaling(source, "fewer than two")
+    return of(data.decode("utf-8", "replace")) or _refuse_scaling(source, "fewer than two")
 
 
 SCALING = Source(
@@ -898,7 +898,7 @@ COMPARED = Source(
     origin="speeds that a text compares",
     name="speeds that a text compares",
     fits=fits_compared,
-    read=lambda source: _compared(_text(source)) or _refuse_scaling(source, "fewer than two"),
+    read=lambda source: read_scaling(source, _compared),
     is_in_others=True,
 )
 
