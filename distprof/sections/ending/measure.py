@@ -1311,13 +1311,11 @@ def _cut(output: JobOutput, kind: str = "cut") -> EndingResult | None:
     if "type" not in event.fields and (began := _stands_at(output) or _stood(output, [event])):
         return began
     place = event.fields.get("place") or last_own(_frames(event))
-    kind = event.fields.get("type", "an exception")
-    lacks = "but the text ends before its message"
+    kind, is_bare = event.fields.get("type", "an exception"), "bare" in event.fields
+    lacks = f"{'which has no' if is_bare else 'but the text ends before its'} message"
     code = _last_code(event)
     if failed := re.search(r"(?:^|  )((?:assert|raise) .*)", code):
-        kind, lacks = f"an exception at “{failed[1][:_MAX_SAID]}”", f"{lacks} (if it has one)"
-    if "bare" in event.fields:
-        lacks = "which has no message"
+        kind, lacks = f"an exception at “{failed[1][:_MAX_SAID]}”", lacks.replace("its", "any")
     shown = class_of("cut", f"{event.name} {kind}\n{_frames(event)}")
     why = f", most likely because {shown.says}" if shown and shown.says else ""
     told, where = (
