@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from distprof.bounds import table_beside
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.collectives import CollectiveClass, CollectivesResult
 from distprof.sections.overlap import OverlapResult
@@ -12,10 +13,14 @@ from distprof.sections.shares import WIDER_TRANSFER, MeanStep, StepTimes, alone_
 from distprof.terms import CollectiveKind, Confidence, MeshAxis, Severity
 from distprof.units import format_bytes, format_ratio
 
+PAGES: dict[str, str] = table_beside(__package__, "pages.toml")
+"""Rest of each rule's page, by its code."""
+
 
 @rule(
     "COM117",
     Severity.WARNING,
+    page=PAGES["COM117"],
     max_ahead_ratio=Limit(
         0.25, "share of overlappable gathers from which parameters count as prefetched"
     ),
@@ -28,36 +33,6 @@ def no_parameter_prefetch(
     """Sharded parameters are gathered only after the previous computation has ended, so the GPU
     waits for each unit. The rule also reports a model that is a single unit, which leaves nothing
     to compute during the gather.
-
-    ## Why it costs time
-    A gather that begins during the computation of the previous unit costs nothing unless it takes
-    longer than that computation. A gather that begins afterwards adds its full length to the step,
-    in forward and again in backward.
-
-    ## Evidence needed
-    All-gathers and reduce-scatters of a sharding axis (`dp_shard`, or any group that gathers
-    parameters unit by unit), with the computation of the same rank.
-
-    ## How the cost is computed
-    The smaller of two means per rank and step: exposed transfer of the gathers, and computation
-    that runs without concurrent communication. If waiting for late members is unknown, all exposed
-    time counts as transfer and the finding is marked *inferred*. The time is part of what
-    `exposed-communication` and `low-overlap` report.
-
-    ## How to fix
-    FSDP2 (`fully_shard`): wrap each transformer block, keep the implicit prefetch (no
-    `torch.cuda.synchronize` or `.item()` in forward), and call `set_modules_to_forward_prefetch`
-    and `set_modules_to_backward_prefetch` if the CPU is slow. FSDP1: `forward_prefetch=True`,
-    `backward_prefetch=BackwardPrefetch.BACKWARD_PRE`. DeepSpeed: `stage3_prefetch_bucket_size`,
-    `overlap_comm`. Megatron: `--overlap-param-gather`. Prefetch needs memory for one more unit.
-
-    ## When it is wrong
-    The computation of a unit may be too short to overlap with a prefetched gather, or there may be
-    no memory for a second unit. `tiny-collectives` covers units of a few kilobytes.
-
-    ## Sources
-    Formula sheet, "Anti-patterns" (FSDP without prefetch) and "Volume per training step" (FSDP).
-    PyTorch documentation of `fully_shard`.
     """
     if not sharding.axes:
         return
@@ -109,6 +84,7 @@ def _prefetch_message(axis: ShardedAxis, step: MeanStep, cost_ns: int) -> str:
 @rule(
     "COM118",
     Severity.WARNING,
+    page=PAGES["COM118"],
     unit_bytes=Limit(4_000_000, "gather size from which a unit is large enough, in bytes"),
     min_units=Limit(16, "smallest number of units per pass that is worth merging"),
     min_step_ratio=Limit(0.02, "smallest share of the step that is worth reporting"),
@@ -118,35 +94,6 @@ def small_sharding_units(
 ) -> Iterator[Draft]:
     """Parameters are sharded in many small units, with gathers of a few megabytes or less in
     sequence.
-
-    ## Why it costs time
-    Each gather of any size pays a start-up cost (α times the steps of its ring), and small messages
-    do not reach the bandwidth of the network. One unit per transformer block moves the same bytes
-    in far fewer operations.
-
-    ## Evidence needed
-    All-gathers and reduce-scatters of a sharding axis with their sizes. A fabric profile
-    (`--fabric`) provides the start-up cost.
-
-    ## How the cost is computed
-    Modelled: the share of gathers that units of the limit's size would avoid (1 − total bytes /
-    (number · limit)), times their exposed transfer. With a fabric profile the cost is at most the
-    start-up cost of the avoided gathers, from the fitted α. If waiting for late members is unknown,
-    it counts as transfer, so the cost is an upper bound.
-
-    ## How to fix
-    Apply `fully_shard` to whole transformer blocks instead of their layers (FSDP1: an
-    `auto_wrap_policy` on the block's class; `size_based_auto_wrap_policy` with a larger
-    `min_num_params`). DeepSpeed: a larger `stage3_prefetch_bucket_size` and
-    `stage3_param_persistence_threshold`.
-
-    ## When it is wrong
-    A small model has few small blocks, and merging them leaves nothing to overlap with. The rule
-    therefore stays silent below `min_units`.
-
-    ## Sources
-    Formula sheet, "Collectives" (α and β) and "Volume per training step" (FSDP). PyTorch
-    documentation of `fully_shard`.
     """
     if not sharding.axes:
         return
@@ -191,6 +138,7 @@ _GATHERS = 2  # Gather passes of one micro-batch: forward and backward
 @rule(
     "COM119",
     Severity.INFO,
+    page=PAGES["COM119"],
     min_gather_passes=Limit(3.5, "gather passes per step from which gathers count as repeated"),
     min_scatter_passes=Limit(2, "reduce-scatter passes per step from which they count as repeated"),
     min_step_ratio=Limit(0.03, "smallest share of the step that is worth reporting"),
@@ -200,37 +148,6 @@ def gathers_repeated_while_accumulating(
 ) -> Iterator[Draft]:
     """Gradients are accumulated over micro-batches, and each micro-batch gathers the sharded
     parameters again or reduces its own gradients, although parameters change only once per step.
-
-    ## Why it costs time
-    With M micro-batches the sharding axis moves M times the necessary traffic: 3M · N bytes instead
-    of 3 · N (formula sheet). The exposed part of it adds to the step.
-
-    ## Evidence needed
-    All-gathers and reduce-scatters of a sharding axis, in order: how many passes a step makes
-    follows from that, without knowing the program. Element types and sizes for the passes of
-    gathers.
-
-    ## How the cost is computed
-    Exposed transfer of reduce-scatters times 1 − 1/passes, plus that of gathers times 1 − 2/passes
-    (forward and backward each gather once even without accumulation), mean per rank and step. This
-    is an upper bound. If waiting for late members is unknown, all exposed time counts as transfer.
-
-    ## How to fix
-    All fixes cost memory. Reduce gradients only in the last micro-batch:
-    `set_requires_gradient_sync(False)` before the others (FSDP2) or `no_sync()` (FSDP1). Each rank
-    then keeps unsharded gradients. Gather once per step: `set_reshard_after_forward(False)` and
-    `set_reshard_after_backward(False)` in all but the last micro-batch. Each rank then also keeps
-    unsharded parameters. If memory allows, use a larger micro-batch instead of accumulation, which
-    costs no extra traffic.
-
-    ## When it is wrong
-    There may be no memory for unsharded gradients, unsharded parameters or a larger micro-batch.
-    The traffic is then the price of the model's size, so this finding is not a warning. Pipelines
-    always run on micro-batches; shard less inside a stage there (ZeRO-1 or ZeRO-2).
-
-    ## Sources
-    Formula sheet, "Volume per training step" (FSDP) and "Anti-patterns" (accumulation). PyTorch
-    documentation of `fully_shard`.
     """
     if not sharding.axes:
         return
@@ -272,6 +189,7 @@ _SHARDING = (MeshAxis.DP_SHARD.value,)
 @rule(
     "COM106",
     Severity.WARNING,
+    page=PAGES["COM106"],
     min_step_ratio=Limit(0.05, "smallest share of the step that is worth reporting"),
 )
 def sharding_across_nodes(
@@ -280,35 +198,6 @@ def sharding_across_nodes(
     """Parameters are sharded over all nodes at once (flat FSDP): every all-gather and
     reduce-scatter of the sharding axis crosses the network although several ranks of a group share
     a node.
-
-    ## Why it costs time
-    Gathering parameters twice and scattering gradients once per step moves three times the model
-    through the slowest link. Sharded inside each node and replicated across nodes (HSDP), the same
-    traffic stays on the node's fast links, and only the gradients of each shard cross the network.
-
-    ## Evidence needed
-    Nodes of the ranks (host names in the traces, or a run directory), the sharding axis of the mesh
-    (`dp_shard`), and matched collectives, to separate transfer from waiting.
-
-    ## How the cost is computed
-    Exposed transfer of the collectives of that axis (several may be exposed at the same time): mean
-    per rank and step, limited to all exposed transfer. This is an upper bound, because gathering
-    inside the node and reducing between nodes also take time. The message models the traffic
-    between nodes with HSDP: flat sharding sends 3(P−1)/P · N bytes per rank, and hybrid sharding
-    2(G−1)/G · N/g for the all-reduce of a shard over G nodes of g ranks.
-
-    ## How to fix
-    Pass a mesh with two axes to `fully_shard`: `init_device_mesh("cuda", (nodes, ranks_per_node),
-    mesh_dim_names=("dp_replicate", "dp_shard"))`. Reference run: `distprof run fsdp --replicas
-    NODES`.
-
-    ## When it is wrong
-    A replica may not fit into one node's memory: HSDP holds 16N/g bytes of model state per rank
-    instead of 16N/P. The network may be as fast as the links inside a node.
-
-    ## Sources
-    Formula sheet, "Volume per training step" (FSDP, HSDP) and "Anti-patterns" (flat sharding across
-    nodes). PyTorch documentation of `fully_shard` (meshes of two dimensions).
     """
     sharding = [c for c in collectives.classes if c.axis in _SHARDING]
     if not sharding:
@@ -372,6 +261,7 @@ def _instead(flat: Sequence[CollectiveClass], nodes: int, size: int) -> str:
 @rule(
     "COM120",
     Severity.INFO,
+    page=PAGES["COM120"],
     costs_time=False,
     min_all_reduces=Limit(4, "smallest number of all-reduces per step, that of a single layer"),
     max_pair_ratio=Limit(
@@ -384,36 +274,6 @@ def tensor_parallelism_without_sequence_parallelism(
 ) -> Iterator[Draft]:
     """Tensor parallelism sums whole activations with all-reduces instead of reduce-scatters after
     and all-gathers before each block (sequence parallelism).
-
-    ## Why it costs time
-    The bytes are the same, but between blocks every rank keeps and processes the whole sequence.
-    Norms, dropout and residuals are computed T times, and their activations take T times the
-    memory, which could serve larger micro-batches or less recomputation. An all-reduce cannot begin
-    before a block has ended, while a gather or scatter can be split and overlap with the adjacent
-    matrix multiplication.
-
-    ## Evidence needed
-    Collectives along the tensor axis of a mesh (groups named `tp`, `tensor_model_parallel`, …) in a
-    recording with training steps.
-
-    ## How the cost is computed
-    No cost: the gain depends on how the memory and the overlap are used. Overlap can recover at
-    most the exposed time of the all-reduces in the message.
-
-    ## How to fix
-    PyTorch: use `SequenceParallel` for norms and dropout in the plan of `parallelize_module`, with
-    `PrepareModuleInput` and row-wise outputs of `Shard(1)`. Megatron: `--sequence-parallel`. Then
-    enable overlap: asynchronous tensor parallelism (`enable_async_tensor_parallel`),
-    `--tp-comm-overlap`.
-
-    ## When it is wrong
-    Inference on single tokens has no sequence to shard. Short sequences make shards too small to be
-    useful, and some models (odd sequence lengths, attention that needs whole sequences in the
-    norms) cannot be sharded this way.
-
-    ## Sources
-    Formula sheet, "Volume per training step" (TP). Korthikanti et al., Reducing Activation
-    Recomputation in Large Transformer Models, 2022.
     """
     tensor = sharding.tensor
     if tensor is None or times.step_time.median_ns is None:
@@ -458,6 +318,7 @@ _VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 @rule(
     "HST104",
     Severity.WARNING,
+    page=PAGES["HST104"],
     min_step_ratio=Limit(0.05, "smallest share of the step that is worth reporting"),
 )
 def single_device_connection(
@@ -465,32 +326,6 @@ def single_device_connection(
 ) -> Iterator[Draft]:
     """A job that shards its parameters runs with `CUDA_DEVICE_MAX_CONNECTIONS=1`, and its gathers
     and reduce-scatters do not overlap with computation.
-
-    ## Why it costs time
-    With one connection all streams of a process enter the GPU through one queue, in the order in
-    which the CPU launched them. A gather behind a queue of kernels begins only after they have
-    begun, and kernels behind the gather wait too. Megatron's tensor parallelism needs this order on
-    GPUs before Blackwell. The overlap of sharded parameters needs independent streams.
-
-    ## Evidence needed
-    The job's environment (a run directory), GPU activities, and all-gathers of a sharding axis.
-
-    ## How the cost is computed
-    The smaller of two means per rank and step: exposed transfer of the sharding axes, and
-    computation that runs without concurrent communication. This is an upper bound, because other
-    causes may also prevent overlap.
-
-    ## How to fix
-    Unset the variable, or set it to a value from 8 (the default) to 32. If tensor parallelism needs
-    1 on Hopper and earlier, and parameters are sharded too, compare both settings.
-
-    ## When it is wrong
-    Exposed transfer may have another cause, such as `no-parameter-prefetch`. A trace does not show
-    the queue itself.
-
-    ## Sources
-    CUDA C++ Programming Guide, environment variables. Megatron-FSDP's documentation, which
-    recommends leaving it unset.
     """
     if not sharding.axes or sharding.device == "cpu" or sharding.variable(_VARIABLE) != "1":
         return

@@ -136,6 +136,8 @@ class OperatorTableResult(Result, frozen=True, kw_only=True):
     num_steps: int | None = None  # Steps that the profiler marked; null without a row for them.
     step_ns: int | None = None  # Mean CPU time of a step; null as above.
     self_device_ns: int | None = None  # Sum over all kernels; null without a device.
+    # Whether that sum is printed or follows from shares; otherwise, it is that of the rows.
+    has_device_total: bool = False
     self_cpu_ns: int | None = None  # Sum of all operators' CPU time; null if not printed.
     # Time in which the training thread waits for its data loader, per step; null if steps or loader
     # have no row.

@@ -264,6 +264,7 @@ def analyze_operator_table(run: Run) -> OperatorTableResult:
         num_steps=num_steps or None,
         step_ns=steps_ns // num_steps if steps_ns and num_steps else None,
         self_device_ns=sum(one.device_ns for one in parts) if parts else table.self_device_ns,
+        has_device_total=table.self_device_ns is not None,
         self_cpu_ns=table.self_cpu_ns,
         loader_ns=sum(loads) // num_steps if loads and num_steps else None,
         parts=parts,

@@ -523,10 +523,17 @@ def _with_calls(rows: list[TableRow], field: str, what: str) -> list[str]:
     return said
 
 
+def _shown_of_cpu(result: OperatorTableResult) -> float:
+    """Share of the CPU's own time in the rows; 1 if the total of the GPU is known."""
+    if result.has_device_total or not (result.parts and result.self_cpu_ns):
+        return 1.0
+    return sum(row.self_cpu_ns for row in result.rows) / result.self_cpu_ns
+
+
 def _busy_ratio(result: OperatorTableResult) -> float | None:
     """Time of kernels relative to that of the CPU; None if the table does not show both."""
     cpu_ns = result.self_cpu_ns
-    if not cpu_ns:
+    if not cpu_ns or _shown_of_cpu(result) < MIN_LISTED_RATIO:
         return None
     if result.self_device_ns:
         return result.self_device_ns / ((result.step_ns or 0) * (result.num_steps or 0) or cpu_ns)
@@ -567,6 +574,8 @@ def _operators(result: OperatorTableResult) -> list[str]:
         time = format_duration(top.self_device_ns)
         alone = f", of which {_named(top)} takes {time}"
     listed = sum(part.ratio for part in result.parts if part.num_calls is not None)
+    if (shown := _shown_of_cpu(result)) < MIN_LISTED_RATIO:
+        return [_cut("CPU", shown), *steps]
     if listed < MIN_LISTED_RATIO:
         known = [] if lead else _known_work(result)
         return [*lead, *known, _cut(chip, listed), *steps]

@@ -195,7 +195,7 @@ def test_the_longest_row_is_not_taken_for_the_whole(tmp_path, longest):
     assert "%" not in " ".join((verdict.headline, verdict.detail, *verdict.why))
 
 
-@given(st.lists(st.tuples(st.integers(1, 10**6), st.integers(1, 10**6)), min_size=2, max_size=5))
+@given(st.lists(st.tuples(st.integers(50, 999), st.integers(1, 10**6)), min_size=2, max_size=5))
 def test_no_row_takes_all_while_another_one_takes_time(tmp_path_factory, spent):
     path = tmp_path_factory.mktemp("shares") / "table.txt"
     header = ("Name", "Self CPU", "CPU total", "# of Calls")
@@ -232,3 +232,15 @@ def test_rows_of_lightnings_profiler_are_known_without_their_header(tmp_path):
     assert found.self_cpu_ns == 4 * 10**9
     verdict = judge(analyze(open_run(str(path))))
     assert "only 1.00 % of it" in verdict.detail
+
+
+def test_the_tail_of_a_table_says_nothing_of_the_gpu(tmp_path):
+    path = tmp_path / "table.txt"
+    rows = (
+        f"aten::op{i}  1.00%  1.000ms  2.00%  2.000ms  2.000ms  3.000us  0.00%  3.000us  3.000us  1"
+        for i in range(3)
+    )
+    path.write_text("\n".join(rows))
+    verdict = judge(analyze(open_run(str(path))))
+    assert verdict.headline == "What takes most of the CPU's time is not decided"
+    assert "only 3.00 % of it" in verdict.detail
