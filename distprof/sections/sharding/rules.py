@@ -13,7 +13,7 @@ from distprof.sections.shares import WIDER_TRANSFER, MeanStep, StepTimes, alone_
 from distprof.terms import CollectiveKind, Confidence, MeshAxis, Severity
 from distprof.units import format_bytes, format_ratio
 
-PAGES: dict[str, str] = table_beside(__package__, "pages.toml")
+PAGES: Mapping[str, str] = table_beside(__package__, "pages.toml")
 """Rest of each rule's page, by its code."""
 
 
