@@ -1,7 +1,7 @@
 """Tables of operators that ``prof.key_averages().table()`` prints, in a file of any name.
 
 Columns have had many names: ``Self CUDA``, ``Self CUDA total``, ``Self XPU``, ``Self device``;
-``# of Calls``, ``Number of Calls``. They are told apart by these names and by what values look
+``# of Calls``, ``Number of Calls``. They are known by these names and by what values look
 like, because people paste them with tabs, in Markdown, wrapped, or with single spaces. Rows copied
 without their header have the columns that torch prints by default. Functions as cProfile,
 line_profiler and ``py-spy top`` list them are read as operators of the CPU. Source:
@@ -181,15 +181,13 @@ def _operators(source: str, every: Sequence[str]) -> OperatorTable:
 
 def _rows(lines: Iterable[str]) -> Iterator[str]:
     """Lines, of which those that a terminal or a mail wrapped are joined."""
-    before = ""
+    row: list[str] = []
     for line in lines:
-        if _PATTERNS["goes_on"].match(line):
-            before = f"{before}  {line}"
-            continue
-        if before:
-            yield before
-        before = line
-    yield before
+        if row and not _PATTERNS["goes_on"].match(line):
+            yield "  ".join(row)
+            row.clear()
+        row.append(line)
+    yield "  ".join(row)
 
 
 def _header(line: str) -> tuple[list[str], str, list[str]] | None:
