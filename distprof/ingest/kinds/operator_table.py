@@ -181,15 +181,13 @@ def _operators(source: str, every: Sequence[str]) -> OperatorTable:
 
 def _rows(lines: Iterable[str]) -> Iterator[str]:
     """Lines, of which those that a terminal or a mail wrapped are joined."""
-    before = ""
+    row: list[str] = []
     for line in lines:
-        if _PATTERNS["goes_on"].match(line):
-            before = f"{before}  {line}"
-            continue
-        if before:
-            yield before
-        before = line
-    yield before
+        if row and not _PATTERNS["goes_on"].match(line):
+            yield "  ".join(row)
+            row.clear()
+        row.append(line)
+    yield "  ".join(row)
 
 
 def _header(line: str) -> tuple[list[str], str, list[str]] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from distprof.bounds import table_beside
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
