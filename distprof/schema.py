@@ -15,8 +15,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.bounds import table_beside
-
 if TYPE_CHECKING:
     import re
 
@@ -45,6 +43,16 @@ def whole(name: str, doc: str, unit: str = "") -> Column:
     return Column(name, "int64", doc, unit, nullable=True)
 
 
+def number(name: str, doc: str, unit: str = "") -> Column:
+    """A column of float64 that may be unknown."""
+    return Column(name, "float64", doc, unit, nullable=True)
+
+
+def text(name: str, doc: str) -> Column:
+    """A column of strings that may be unknown."""
+    return Column(name, "category", doc, nullable=True)
+
+
 class TableSchema(msgspec.Struct, frozen=True):
     """A table's name, meaning and columns."""
 
@@ -59,21 +67,6 @@ class TableSchema(msgspec.Struct, frozen=True):
     def names(self) -> tuple[str, ...]:
         """Column names in order."""
         return tuple(column.name for column in self.columns)
-
-
-def schemas_beside(package: str, name: str) -> dict[str, TableSchema]:
-    """The schemas in a TOML table: of each column dtype (``?``: may be unknown), doc and unit."""
-    return {
-        table: TableSchema(
-            name=table,
-            doc=given["doc"],
-            columns=tuple(
-                Column(column, kind.removesuffix("?"), doc, "".join(unit), kind.endswith("?"))
-                for column, (kind, doc, *unit) in given["columns"].items()
-            ),
-        )
-        for table, given in table_beside(package, name).items()
-    }
 
 
 class Coded(msgspec.Struct, frozen=True):

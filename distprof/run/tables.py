@@ -11,15 +11,117 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.intervals import Intervals
-from distprof.schema import ABSENT, Bools, Int64Array, Table, schemas_beside
+from distprof.schema import ABSENT, Bools, Column, Int64Array, Table, TableSchema, text, whole
 from distprof.terms import ActivityKind
 
-_SCHEMAS = schemas_beside(__package__, "tables.toml")
+_START = Column("start_ns", "int64", "Start on the rank's own clock.", unit="ns")
+_END = Column("end_ns", "int64", "End, never before the start.", unit="ns")
+_CORRELATION = whole("correlation", "Links a GPU activity to the runtime call that launched it.")
 
-ACTIVITY = _SCHEMAS["activity"]
-HOST = _SCHEMAS["host"]
-COLLECTIVES = _SCHEMAS["collectives"]
-STEPS = _SCHEMAS["steps"]
+ACTIVITY = TableSchema(
+    name="activity",
+    doc=(
+        "Activity of the GPU: kernels, copies and annotated ranges. On CPU-only traces, "
+        "activity of the CPU threads: operators count as computation, executed gloo operations "
+        "as communication, and time blocked in send or recv as waiting."
+    ),
+    columns=(
+        _START,
+        _END,
+        Column("name", "category", "Kernel, copy or operator name."),
+        Column("kind", "int8", "An ActivityKind."),
+        whole("stream", "Stream; on CPU, a thread index."),
+        Column("device", "int32", "GPU index.", nullable=True),
+        _CORRELATION,
+        whole("bytes", "Bytes that a copy moves.", "B"),
+        Column(
+            "blocks",
+            "int32",
+            "Thread blocks in a kernel's grid, which is the size of its work.",
+            nullable=True,
+        ),
+    ),
+)
+
+HOST = TableSchema(
+    name="host",
+    doc=(
+        "Activity of the CPU threads: operators, runtime calls and annotations. Of Python frames "
+        "only calls of an nn.Module."
+    ),
+    columns=(
+        _START,
+        _END,
+        Column("name", "category", "Operator, call or annotation name."),
+        Column(
+            "category",
+            "category",
+            "cpu_op, runtime, driver, annotation, sync, python_function for the call of a module, "
+            "or the category that the trace names.",
+        ),
+        Column("thread", "category", "Process and thread id, as pid/tid."),
+        _CORRELATION,
+        Column(
+            name="sequence",
+            dtype="int32",
+            nullable=True,
+            doc="Autograd's number of an operator, which its backward pass shares.",
+        ),
+        Column(
+            name="inputs",
+            dtype="category",
+            nullable=True,
+            doc="Sizes, types and values of an operator's inputs, three lists as JSON; not of "
+            "operators that launch no kernel themselves.",
+        ),
+    ),
+)
+
+COLLECTIVES = TableSchema(
+    name="collectives",
+    doc="One row per communication operation of this rank, in order of start.",
+    columns=(
+        Column("start_ns", "int64", "Start of execution.", unit="ns"),
+        Column("end_ns", "int64", "End of execution.", unit="ns"),
+        Column(
+            "is_timed",
+            "bool",
+            "Whether start and end are those of execution. False for sends and receives of "
+            "gloo: only the time of posting is known, and both columns hold it.",
+        ),
+        whole(
+            "enqueue_ns", "When the CPU requested it: the launch call or the c10d operator.", "ns"
+        ),
+        Column("kind", "int8", "A CollectiveKind."),
+        Column("kind_origin", "int8", "An Origin: arguments or the kernel's name."),
+        text("group", "Process group name."),
+        text("group_desc", "Process group description."),
+        text("group_ranks", "Global ranks of the group, as folded ranges such as 0-3,8."),
+        Column("group_size", "int32", "Number of ranks in the group.", nullable=True),
+        Column("group_origin", "int8", "An Origin for the group columns."),
+        whole("seq", "Sequence number in the group."),
+        text("dtype", "Element type as PyTorch names it."),
+        whole("bytes", "Full (unsharded) buffer, as nccl-tests counts.", "B"),
+        Column("bytes_origin", "int8", "An Origin for bytes."),
+        Column("peer", "int32", "Global rank of the other end.", nullable=True),
+        text("in_splits", "Input split sizes, 1,2,…"),
+        text("out_splits", "Output split sizes."),
+        whole("stream", "Stream it ran on."),
+        _CORRELATION,
+        Column("name", "category", "Name of the activity."),
+    ),
+)
+
+STEPS = TableSchema(
+    name="steps",
+    doc="Training steps in order of time, or the whole capture if it has no step marks.",
+    columns=(
+        Column("step", "int64", "Step number of the profiler, otherwise 0, 1, 2, …"),
+        _START,
+        _END,
+        Column("complete", "bool", "False if the capture cut the step."),
+    ),
+)
 
 TABLES = (ACTIVITY, HOST, COLLECTIVES, STEPS)
 
