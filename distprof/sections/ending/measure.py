@@ -1522,8 +1522,8 @@ def _complained(output: JobOutput) -> EndingResult | None:
         return replace(said, next_steps=(*steps, *said.next_steps))
     shown = last_printed(output)
     found = "" if shown.startswith(_FIRST_TROUBLE) else ", but the text shows no reason"
-    text = f"the job is said to stand still{found}. {shown}It holds no time-out, end or Python stack"
-    return _undecided("complaint", text, "complaint")
+    text = f"the job is said to stand still{found}. {shown}"
+    return _undecided("complaint", f"{text}It holds no time-out, end or Python stack", "complaint")
 
 
 def last_printed(output: JobOutput) -> str:
