@@ -56,7 +56,7 @@ def test_an_input_is_the_same_whenever_it_is_drawn() -> None:
 
 
 def test_inputs_are_chosen_by_seed_or_command() -> None:
-    numbers = range(5, 5_000)
+    numbers = range(5, 20_000)
     chosen = fuzz.chosen(numbers, "^history: history compact")
     assert chosen
     assert {input_of(number).words[:2] for number in chosen} == {("history", "compact")}

@@ -617,6 +617,9 @@ def _memory(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     wanted = f" when it asked for {fields['size']}" if "size" in fields else ""
     free = f"; {fields['free']} of {fields['total']} were free" if "free" in fields else ""
     kept, others = fields.get("reserved", ""), _held_by_others(fields)
+    asked, left = (_in_gib(fields.get(name, "")) for name in ("size", "free"))
+    if asked and left > _AMPLE * asked:
+        return f"its GPU refused {fields['size']}{free}", advice_on("memory", "refused")
     steps = [*advice_on("memory", fields.get("error", ""))]
     if others:
         free += f", and other processes held {others:.1f} GiB"
@@ -632,14 +635,20 @@ def _held_by_others(fields: Mapping[str, str]) -> float:
     own = fields.get("used", "") or fields.get("kept", "")
     own = fields.get("allocated", "") if "others" in fields else own
     texts = (fields.get("total", ""), fields.get("free", ""), own)
+    total, free, used = map(_in_gib, texts)
+    return total - free - used if used and total - free > 2 * used else 0.0
+
+
+def _in_gib(text: str) -> float:
+    """A size as PyTorch prints it; 0 if it is none."""
+    number, _, unit = text.partition(" ")
     try:
-        sizes = (text.split() for text in texts)
-        total, free, used = (float(number) * _GIB[unit] for number, unit in sizes)
+        return float(number) * _GIB[unit]
     except (KeyError, ValueError):
         return 0.0
-    return total - free - used if total - free > 2 * used else 0.0
 
 
+_AMPLE = 2  # Times as much as an allocation asks for: so much free memory is no shortage.
 _GIB = {"KiB": 2.0**-20, "MiB": 2.0**-10, "GiB": 1.0}
 
 
