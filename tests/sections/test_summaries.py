@@ -85,6 +85,17 @@ def test_nobody_is_blamed_where_members_lack_or_need_not_wait(tmp_path, rows):
     assert result.unavailable
 
 
+def test_a_table_cut_to_rows_without_time_says_so(tmp_path):
+    table = tmp_path / "collectives.log"
+    table.write_text(
+        "Comm. Op            Message Size        Count               Total Latency(ms)   Avg\n"
+        "AvgAvgAv     0.00                0.00\n"
+        "                    4.0 KB              100                 8."
+    )
+    report = analyze(str(table))
+    assert judge(report).headline == "The table of collectives has no times other than 0"
+
+
 def test_several_rows_of_a_rank_are_one(tmp_path):
     path = table(
         tmp_path,

@@ -253,6 +253,8 @@ def _of_one_rank(result: CollectiveSummaryResult) -> list[str]:
     longest = max(result.classes, key=lambda one: one.mean_ns * one.num_calls)
     spent = sum(o.mean_ns * o.num_calls for o in result.classes if o.kind == longest.kind)
     whole = result.ranks[0].communication_ns
+    if not whole:
+        return ["The table of collectives has no times other than 0."]
     most = (
         f"{capitalized(longest.kind)} takes {format_ratio(spent / whole)} of the time in "
         f"collectives: {format_duration(spent)} of {format_duration(whole)}."
