@@ -113,21 +113,37 @@ public:
 
     /// The code of `text`, and whether it is new.
     std::pair<std::int32_t, bool> enter(string_view text) {
-        const std::uint64_t hash = hash_of(text, seed_);
-        size_t slot = find(text, hash);
-        if (slots_[slot] != 0) return {static_cast<std::int32_t>(slots_[slot] - 1), false};
-        if (2 * texts_.size() >= slots_.size()) {
-            grow();
-            slot = find(text, hash);
-        }
-        texts_.push_back(copies_.emplace_back(text));
-        num_bytes_ += text.size();
-        hashes_.push_back(hash);
-        slots_[slot] = static_cast<std::uint32_t>(texts_.size());
-        return {static_cast<std::int32_t>(texts_.size() - 1), true};
+        return enter_new(
+            hash_of(text, seed_), text.size(),
+            [text](const char* known) { return are_same(known, text.data(), text.size()); },
+            [text] { return std::string(text); });
     }
 
     std::int32_t code_of(string_view text) { return enter(text).first; }
+
+    /// The code of a JSON list of values. Its text is put together only if it is new.
+    template <size_t N>
+    std::int32_t code_of_list(const std::array<string_view, N>& values) {
+        std::uint64_t hash = seed_;
+        size_t size = 1;
+        for (const string_view value : values) {
+            hash = hash_of(value, hash);
+            size += value.size() + 1;
+        }
+        const auto is_same = [&values](const char* known) {
+            for (const string_view value : values) {
+                if (!are_same(known + 1, value.data(), value.size())) return false;
+                known += value.size() + 1;
+            }
+            return true;
+        };
+        const auto joined = [&values] {
+            std::string list;
+            for (const string_view value : values) list.append(1, list.empty() ? '[' : ',').append(value);
+            return list.append(1, ']');
+        };
+        return enter_new(hash, size, is_same, joined).first;
+    }
 
     const std::vector<string_view>& texts() const { return texts_; }
 
@@ -146,15 +162,29 @@ public:
     }
 
 private:
+    template <typename IsSame, typename Make>
+    std::pair<std::int32_t, bool> enter_new(std::uint64_t hash, size_t size, IsSame is_same, Make make) {
+        size_t slot = find(hash, size, is_same);
+        if (slots_[slot] != 0) return {static_cast<std::int32_t>(slots_[slot] - 1), false};
+        if (2 * texts_.size() >= slots_.size()) {
+            grow();
+            slot = find(hash, size, is_same);
+        }
+        texts_.push_back(copies_.emplace_back(make()));
+        num_bytes_ += size;
+        hashes_.push_back(hash);
+        slots_[slot] = static_cast<std::uint32_t>(texts_.size());
+        return {static_cast<std::int32_t>(texts_.size() - 1), true};
+    }
+
     /// The slot that holds the text, or the empty slot for it.
-    size_t find(string_view text, std::uint64_t hash) const {
+    template <typename IsSame>
+    size_t find(std::uint64_t hash, size_t size, IsSame is_same) const {
         size_t slot = hash & (slots_.size() - 1);
         while (slots_[slot] != 0) {
             const size_t code = slots_[slot] - 1;
             const string_view known = texts_[code];
-            if (hashes_[code] == hash && known.size() == text.size() &&
-                are_same(known.data(), text.data(), text.size()))
-                break;
+            if (hashes_[code] == hash && known.size() == size && is_same(known.data())) break;
             slot = (slot + 1) & (slots_.size() - 1);
         }
         return slot;
@@ -988,7 +1018,7 @@ struct Texts {
     Dictionary names;  // with their quotes and escapes
     Dictionary categories;
     Dictionary threads;           // as `process/thread`
-    Dictionary inputs;            // of operators: sizes, types and values as they appear, a NUL after each but the last
+    Dictionary inputs;            // of operators: a JSON list of sizes, types and values as they appear
     std::vector<Dictionary> raw;  // for each text column of collectives, JSON values as they appear
 
     template <typename Use>
@@ -1381,7 +1411,7 @@ private:
     /// The members common to all complete events, with checked types.
     struct Row {
         std::int64_t start_ns, end_ns, correlation;
-        std::int32_t name, category;
+        std::int32_t name, category, sequence;
         std::int8_t kind;
     };
 
@@ -1398,6 +1428,7 @@ private:
         row.start_ns = exact_ ? text_to_ns(start.number, settings_) : micros_to_ns(start.number, settings_);
         const std::int64_t duration_ns = duration();
         row.correlation = integer_argument(CORRELATION, false);
+        row.sequence = sequence();
         const std::int64_t stream = integer_argument(STREAM, true);
         const std::int64_t device = integer_argument(DEVICE, false);
         const std::int64_t bytes = integer_argument(BYTES, true);
@@ -1502,7 +1533,7 @@ private:
         columns.category.push_back(row.category);
         columns.thread.push_back(thread);
         columns.correlation.push_back(row.correlation);
-        columns.sequence.push_back(sequence());
+        columns.sequence.push_back(row.sequence);
         columns.inputs.push_back(inputs_code(row.name));
         if (is_communication_[static_cast<size_t>(row.name)])
             add_communication(row, thread, ABSENT);
@@ -1522,12 +1553,11 @@ private:
         std::int8_t& needed = has_inputs_[static_cast<size_t>(name)];
         if (needed == UNDECIDED) needed = settings_.has_inputs(event_.field[EVENT_NAME].text());
         if (!needed) return NO_INPUTS;
-        made_.assign(event_.argument[sizes].raw);
-        for (const size_t which : {INPUT_TYPES, CONCRETE_INPUTS}) {
-            made_.push_back('\0');
-            if (event_.has_argument(which)) made_.append(event_.argument[which].raw);
-        }
-        return texts_.inputs.code_of(made_);
+        const auto list = [this](size_t which) {
+            return event_.has_argument(which) ? event_.argument[which].raw : string_view("[]");
+        };
+        return texts_.inputs.code_of_list(
+            std::array{event_.argument[sizes].raw, list(INPUT_TYPES), list(CONCRETE_INPUTS)});
     }
 
     static constexpr std::int32_t NO_INPUTS = 0;  // code of the empty text

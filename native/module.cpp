@@ -114,6 +114,21 @@ Object to_text_or_raw(std::string_view quoted) {
     return escaped ? to_raw(quoted) : to_text(quoted.substr(1, quoted.size() - 2));
 }
 
+/// JSON without the spaces between its parts.
+Object to_compact_text(std::string_view json) {
+    std::string compact;
+    compact.reserve(json.size());
+    bool is_quoted = false;
+    for (size_t at = 0; at < json.size(); ++at) {
+        const char byte = json[at];
+        if (is_quoted && byte == '\\') compact.push_back(json[at++]);
+        is_quoted ^= byte == '"';
+        if (is_quoted || (byte != ' ' && byte != '\t' && byte != '\n' && byte != '\r'))
+            compact.push_back(json[at]);
+    }
+    return to_text(compact);
+}
+
 template <typename Items, typename Convert>
 Object to_list(const Items& items, Convert convert) {
     Object list = owned(PyList_New(static_cast<Py_ssize_t>(items.size())));
@@ -193,7 +208,7 @@ Object to_dict(const Chunk& chunk, const distprof::Texts& texts) {
     put(dict, "names", to_new_texts(texts.names, to_text_or_raw));
     put(dict, "categories", to_new_texts(texts.categories, to_text));
     put(dict, "threads", to_new_texts(texts.threads, to_text));
-    put(dict, "inputs", to_new_texts(texts.inputs, to_raw));
+    put(dict, "inputs", to_new_texts(texts.inputs, to_compact_text));
     put(dict, "raw_texts", to_list(texts.raw, new_raw));
     put(dict, "thread_names", to_list(chunk.thread_names, to_tuple));
     put(dict, "device", to_dict(chunk.device));
@@ -311,8 +326,9 @@ std::unique_ptr<const Settings> settings_from(PyObject* args, PyObject* keywords
                                     &PyTuple_Type, &texts, &longest_ns, &largest_ns,
                                     &exact_below_us) == 0)
         throw PythonError{};
+    static const std::uint64_t seed = (std::uint64_t{std::random_device{}()} << 32) | std::random_device{}();
     auto settings = std::make_unique<Settings>();
-    settings->seed = (std::uint64_t{std::random_device{}()} << 32) | std::random_device{}();
+    settings->seed = seed;
     settings->categories = categories_of(categories);
     settings->module_prefix = text_of(module_prefix);
     settings->step_prefix = text_of(step_prefix);

@@ -218,9 +218,11 @@ NO_ARGUMENTS = Arguments()
 
 
 def inputs_of(arguments: Arguments) -> bytes:
-    """Sizes, types and values of an operator's inputs, NUL between them; empty without sizes."""
+    """A JSON list of the sizes, types and values of an operator's inputs; empty without sizes."""
     sizes = arguments.old_sizes if arguments.sizes is NO_TEXT else arguments.sizes
-    return b"" if sizes is NO_TEXT else b"\0".join((sizes, arguments.types, arguments.values))
+    if sizes is NO_TEXT:
+        return b""
+    return b"[%b,%b,%b]" % (sizes, arguments.types or b"[]", arguments.values or b"[]")
 
 
 class Complete(Struct, gc=False, tag_field="ph", tag="X"):

@@ -105,10 +105,10 @@ class NativeReader:
             return None
         if self._decoder is None:
             self._decoder = compiled.Decoder(**_settings())
-        found = self._decoder.decode(data, stop, exact, device_only)
-        if found is None:
-            return None
         try:
+            found = self._decoder.decode(data, stop, exact, device_only)
+            if found is None:
+                return None
             new = found["raw_texts"]
             texts = [(first, [as_text(DECODE_ANY(raw)) for raw in raws]) for first, raws in new]
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):

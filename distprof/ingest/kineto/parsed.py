@@ -37,7 +37,6 @@ _CODES_AT_ONCE = 1 << 16
 HOST = -1
 DROPPED = -2
 Texts = Callable[[Sequence[Any]], list[str]]  # what keys are called
-_DECODE_EACH = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 class Symbols(dict[Any, int]):
@@ -141,7 +140,7 @@ class SymbolTable:
         self.names = Symbols(most=MOST_OF_A_NAME)
         self.categories = Symbols(lambda keys: [*map(normalise, keys)], MOST_OF_A_NAME)
         self.threads = Symbols(lambda keys: [f"{a}/{b}" for a, b in keys], MOST_OF_A_NAME)
-        self.inputs = Symbols(_inputs_as_text)
+        self.inputs = Symbols(_as_compact_json)
         self.kinds = Verdicts(self.categories, kind_of, np.int8)
         self.is_spare = Verdicts(self.categories, ("cpu_op", PYTHON_FRAME).__contains__, np.bool_)
         self.is_frame = Verdicts(self.categories, PYTHON_FRAME.__eq__, np.bool_)
@@ -156,15 +155,15 @@ class SymbolTable:
         return ~self.is_spare.of(host["category"]) | self.is_kept.of(host["name"])
 
 
-def _inputs_as_text(keys: Sequence[bytes]) -> list[str]:
-    """Sizes, types and values of each operator as one JSON text, however the trace spaces them."""
-    lists = b"[[%b]]" % b"],[".join(keys)
-    lists = lists.replace(b"\0\0", b"\0[]\0").replace(b"\0]", b"\0[]]").replace(b"\0", b",")
+def _as_compact_json(keys: Sequence[str | bytes]) -> list[str]:
+    """JSON without spaces between its parts; the kernel's texts have none."""
+    return [key if isinstance(key, str) else _without_spaces(key) for key in keys]
+
+
+def _without_spaces(text: bytes) -> str:
     with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
-        found = _DECODE_EACH(msgspec.json.format(lists, indent=-1))
-        if len(found) == len(keys):
-            return [str(one, "utf-8") if key else "" for key, one in zip(keys, found, strict=True)]
-    return [""] if len(keys) == 1 else [text for key in keys for text in _inputs_as_text([key])]
+        return str(msgspec.json.format(text, indent=-1), "utf-8")
+    return ""
 
 
 @lru_cache(_MANY_NAMES)  # the ranks of a job have the same names
