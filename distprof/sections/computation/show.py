@@ -171,9 +171,10 @@ def largest_loss(report: Report) -> str:
 def products_sentence(report: Report) -> str:
     """What products reach, and most of the computation, if the MFU is unknown."""
     result = report.computation
-    if not result.flop or report.efficiency.mfu_ratio is not None:
+    counted_ns = sum(row.counted_ns for row in result.categories)
+    if not result.flop or not counted_ns or report.efficiency.mfu_ratio is not None:
         return ""
-    reached = result.flop / sum(row.counted_ns for row in result.categories) * NS_PER_S
+    reached = result.flop / counted_ns * NS_PER_S
     return (
         f"Products reach {format_flop(reached)}/s; the largest part of the computation is "
         f"{result.categories[0].title}.{largest_saving(report)}"
