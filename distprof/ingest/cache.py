@@ -48,7 +48,7 @@ from distprof.remote import ask, is_async
 from distprof.run.tables import HOST, RankTables
 from distprof.schema import Table
 
-CACHE_VERSION = 9  # increased whenever the same trace would give different tables
+CACHE_VERSION = 10  # increased whenever the same trace would give different tables
 NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 _LOCKED = (errno.EACCES, errno.EPERM, errno.EROFS)
 # Errors of a cache that filled up, or that another process cleared or locked meanwhile.

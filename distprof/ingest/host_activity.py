@@ -32,6 +32,8 @@ from distprof.units import format_duration
 
 WAIT_MARK = "distprof:pp_wait"  # the probes' annotation around waiting for another pipeline stage
 
+_MODE = "PythonDispatchMode"  # Python that looks at an operator, such as torch's FlopCounterMode
+
 _REQUESTS_COMMUNICATION = re.compile(
     r"^(c10d::|_c10d_functional|c10d_functional|record_param_comms|.*wait_tensor)"
 )
@@ -59,7 +61,8 @@ def host_activity(host: Table, classifier: Classifier) -> Table:
     # Threads that execute collectives do nothing else. Their name (``pt_gloo_runloop``) does not
     # identify them, as one thread may carry two names. Messages are on threads that compute, too.
     runs = distinct(host.coded("thread").codes[executed[~message]])
-    operators = np.flatnonzero(host.coded("category").equals("cpu_op"))
+    is_operator = host.coded("category").equals("cpu_op") & ~host.coded("name").equals(_MODE)
+    operators = np.flatnonzero(is_operator)
     elsewhere = operators[~np.isin(host.coded("thread").codes[operators], runs)]
     parts = (
         _activity(host, _working(host, elsewhere), ActivityKind.COMPUTATION),

@@ -28,6 +28,16 @@ def test_outermost_operators_compute():
     ]
 
 
+def test_a_mode_that_looks_at_operators_is_none():
+    """A mode on one rank, or the slowdown of a reference run, must not look like more work."""
+    built = RankBuilder().operator("PythonDispatchMode", 0, 20).operator("aten::mm", 30, 60)
+    built.operator("PythonDispatchMode", 70, 100).operator("aten::relu", 80, 90)
+    assert rows_of(built) == [
+        ("aten::mm", 30, 60, "COMPUTATION"),
+        ("aten::relu", 80, 90, "COMPUTATION"),
+    ]
+
+
 def test_operators_of_one_start_keep_the_longer():
     built = RankBuilder().operator("inner", 0, 50).operator("outer", 0, 100)
     assert [name for name, *_ in rows_of(built)] == ["outer"]
