@@ -165,7 +165,8 @@ def slow_link(
 
     ## When it is wrong
     Other jobs on the same links. Groups that look alike, but share a link with other traffic of the
-    same job, for example two ranks with one network card.
+    same job, for example two ranks with one network card. CPU ranks move data themselves: the rule
+    is silent if they may have waited for a free CPU instead.
 
     ## Sources
     Formula sheet, "Measured from traces" (transfer).
@@ -182,7 +183,8 @@ def slow_link(
     if slow and not sure:
         raise InsufficientEvidenceError(
             f"transfers of {name_ranks(slow[0].ranks)} take longer, but CPU ranks move data "
-            "themselves, and wait at least as long for a free CPU or are slow in one step only"
+            "themselves: they wait at least as long for a free CPU, are slow in one step only, or "
+            "are slow at times without a network between them"
         )
     for link in sure:
         steps = fold_ranks(link.steps).replace(",", ", ")
@@ -220,9 +222,10 @@ def _link_fix(link: SlowLink) -> str:
 
 
 def _may_be_the_cpu(link: SlowLink, pauses: PausesResult) -> bool:
-    """Whether a rank waits for a free CPU at least as long as its slow transfers cost."""
+    """Whether a rank waits, or its unrecorded threads may wait, as long for a CPU as it loses."""
     waits = (ns for rank, ns in pauses.queued_ns.items() if rank in link.ranks)
-    return len(link.steps) == 1 or max(waits, default=0) >= link.lost_ns_per_step
+    is_local = not link.num_compared and len(link.nodes) < 2
+    return is_local or len(link.steps) == 1 or max(waits, default=0) >= link.lost_ns_per_step
 
 
 MAX_NAMED = 5
