@@ -263,6 +263,15 @@ def test_cpu_ranks_that_lack_a_cpu_have_no_slow_link(queue_ms, is_found):
     assert bool(outcome.findings) == is_found
 
 
+@pytest.mark.parametrize("nodes", [("a",), ("a", "b")])
+def test_transfers_that_are_slow_at_times_need_a_network_between_cpu_ranks(nodes):
+    at_times = replace(stragglers.LINK, nodes=nodes, num_compared=0, steps=(3, 4, 7), num_steps=9)
+    bad = stragglers.bad_slow_link()
+    bad[StragglersResult] = replace(bad[StragglersResult], links=(at_times,))
+    found = outcome_of("STR107", on_cpus(bad, queue_ns=dict.fromkeys(RANKS, 0))).findings
+    assert bool(found) == (len(nodes) > 1)
+
+
 RANK_2 = JobFailure(rank=2, kind="exception", message="rank 2 raised", step=14, after_ns=None)
 TOLD = JobError(rank=2, kind="ValueError", message="no data", step=14, is_peer_loss=False)
 
