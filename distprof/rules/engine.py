@@ -333,7 +333,9 @@ def in_order(judged: Iterable[Judged]) -> list[Judged]:
     """
     items = list(judged)
     places = (item.place for item in items if item.place is not None)
-    with_ranks = {item.place for item in items if item.place is not None and item.draft.ranks}
+    # a busy machine names its ranks, but blames none
+    named = (item for item in items if item.draft.ranks and not item.draft.is_partial)
+    with_ranks = {item.place for item in named if item.place is not None}
     common = min((place for place in places if place not in with_ranks), default=len(with_ranks))
     gain = max((item.remaining_ns or 0 for item in items if item.place is not None), default=0)
     placed: list[tuple[_Place, bool, _Place, Judged]] = []

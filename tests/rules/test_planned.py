@@ -198,6 +198,14 @@ def test_an_error_larger_than_each_repair_comes_before_causes_that_all_share(
     assert [one.code for one in found(rank, OVERLAP, order)] == codes
 
 
+def test_a_busy_machine_names_ranks_but_is_shared_by_all() -> None:
+    """Tensor parallelism across nodes costs more than what CPUs of their own would recover."""
+    across = of("TST106", draft(300, without=BOUND, explains=("TST109",), severity=Severity.ERROR))
+    for is_partial, first in ((True, "TST106"), (False, "TST101")):
+        busy = draft(90, without="rank 3", ranks=(2, 3), is_partial=is_partial)
+        assert found(of("TST101", busy), across)[0].code == first
+
+
 def test_a_cost_stands_if_its_scenario_removes_only_a_part_of_it() -> None:
     """All ranks wait for a CPU: keeping up with each other recovers little."""
     for is_partial, price in ((True, (600, None)), (False, (40, 40))):
