@@ -100,6 +100,7 @@ def transfer_bound_collectives(
         cost_ns_per_step=cost,
         evidence=("collectives.classes", "overlap.ranks", "waterfall.all"),
         without="exposed transfer",
+        explains=("COM102",),
     )
 
 
