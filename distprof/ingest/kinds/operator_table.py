@@ -88,19 +88,37 @@ def read_operator_table(source: str) -> OperatorTable:
     if not _PATTERNS["header"].search(text):
         for header, layout in _layouts():
             if found := header.search(text):
-                return _listed(source, text, found.end(), layout)
+                return _listed(source, text, found.end(), layout, is_headed=bool(found[0]))
     return _operators(source, text.splitlines())
 
 
-def _listed(source: str, text: str, start: int, layout: _Layout) -> OperatorTable:
+def _sections(text: str, row: re.Pattern[str]) -> list[tuple[str, int, str]]:
+    """Actions that are profiled alone, their times and rows: first the longest that has rows."""
+    found = [*_PATTERNS["section"].finditer(text)]
+    ends = [*(one.start() for one in found[1:]), len(text)]
+    every = [
+        (one["action"], _scaled(one["seconds"], 1e9), text[one.end() : end])
+        for one, end in zip(found, ends, strict=False)
+    ]
+    every.sort(key=lambda one: (not any(map(row.fullmatch, one[2].splitlines())), -one[1]))
+    return (
+        every if any(map(row.fullmatch, "".join(one[2] for one in every[:1]).splitlines())) else []
+    )
+
+
+def _listed(
+    source: str, text: str, start: int, layout: _Layout, *, is_headed: bool
+) -> OperatorTable:
     """The table of functions or kernels whose header ends at a position."""
     row = re.compile(layout.row)
-    unit, printed = _PATTERNS["unit"].search(text), _PATTERNS["whole"].search(text)
+    sections = _sections(text, row)
+    unit, printed = (_PATTERNS[name].search(text) for name in ("unit", "whole"))
+    body = sections[0][2] if sections else text[start:]
     scale = 1e9 * float(unit[1]) if unit else _NS[layout.unit]
     are_kernels = "all" not in row.groupindex
     found: dict[str, TableOperator] = {}
     whole = _Whole()
-    for match in filter(None, map(row.fullmatch, text[start:].splitlines())):
+    for match in filter(None, map(row.fullmatch, body.splitlines())):
         name = match["name"].strip()[:MAX_NAME]
         own = _scaled(match["own"], scale)
         inside = own if are_kernels else _scaled(match["all"], scale)
@@ -119,6 +137,7 @@ def _listed(source: str, text: str, start: int, layout: _Layout) -> OperatorTabl
     if not 0 < len(found) <= MAX_ROWS:
         _refuse(source, f"{len(found):,} readable rows")
     cpu_ns = round(float(printed[1]) * 1e9) if printed else None if are_kernels else whole.ns
+    cpu_ns = sections[0][1] if sections else cpu_ns
     if layout.is_tree:
         cpu_ns = cpu_ns or max(one.cpu_ns for one in found.values())
     return OperatorTable(
@@ -126,6 +145,8 @@ def _listed(source: str, text: str, start: int, layout: _Layout) -> OperatorTabl
         device=layout.device if are_kernels else "",
         self_cpu_ns=cpu_ns,
         self_device_ns=whole.ns if are_kernels else None,
+        is_from_top=is_headed,
+        actions=tuple(section[:2] for section in sections),
     )
 
 
@@ -176,6 +197,7 @@ def _operators(source: str, every: Sequence[str]) -> OperatorTable:
         self_cpu_ns=totals.get("CPU", whole["CPU"].ns),
         self_device_ns=totals.get(device, whole[device or "CUDA"].ns),
         notes=tuple(notes),
+        is_from_top=not first,
     )
 
 

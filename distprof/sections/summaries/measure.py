@@ -218,6 +218,7 @@ def _smoothed(ratio: NDArray[np.float64]) -> NDArray[np.float64]:
 # A table of operators ----------------------------------------------------------------------------
 
 MOST_ROWS = 200
+_FEWEST_SORTED = 5  # Fewer rows are in order by chance.
 _STEP = "ProfilerStep"
 _LOADER = "enumerate(DataLoader)"
 _OPERATORS = ("aten::", "autograd::", "c10d::", "nccl:", "record_param_comms", "Optimizer.", _STEP)
@@ -245,12 +246,13 @@ def analyze_operator_table(run: Run) -> OperatorTableResult:
     table = run.get(OperatorTable)
     if table is None:
         return OperatorTableResult()
-    steps = [row for row in table.operators if row.name.startswith(_STEP)]
+    spans = [row for row in table.operators if row.name.startswith(_STEP)]
+    steps = [row for row in spans if row.cpu_ns] or spans
     num_steps = sum(row.num_calls for row in steps)
     loads = [row.cpu_ns for row in table.operators if row.name.startswith(_LOADER)]
     parts = _parts(table) if table.device else ()
     order = sorted(
-        table.operators,
+        (r for r in table.operators if r.cpu_ns or steps is spans or not r.name.startswith(_STEP)),
         key=lambda row: (
             row.name.startswith(_STEP),
             -row.self_device_ns,
@@ -273,8 +275,21 @@ def analyze_operator_table(run: Run) -> OperatorTableResult:
             for row in order[:MOST_ROWS]
         ),
         num_rows=len(table.operators),
+        sorted_by=_sorted_by(table),
+        actions=table.actions,
         unavailable=table.notes,
     )
+
+
+def _sorted_by(table: OperatorTable) -> str:
+    """The times by which a table is sorted: what is cut from its end has shorter ones."""
+    names = {row.name for row in table.operators}  # once each, or rows are single calls
+    if table.is_from_top and _FEWEST_SORTED <= len(names) == len(table.operators):
+        for field in ("self_device_ns", "self_cpu_ns", "device_ns", "cpu_ns"):
+            times = [getattr(row, field) for row in table.operators]
+            if times[0] > times[-1] and times == sorted(times, reverse=True):
+                return field
+    return ""
 
 
 def _parts(table: OperatorTable) -> tuple[TablePart, ...]:

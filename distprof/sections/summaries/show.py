@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
@@ -159,7 +160,7 @@ _SAME = 0.97  # Throughput below this share of another is lower
 MIN_WORK_RATIO = 0.3
 MIN_KNOWN_RATIO = 0.25
 _LITTLE = 0.02
-"""Share of a step below which loading data does not set its pace."""
+"""Share of a step below which loading data, and work of the GPU, do not set its pace."""
 
 MIN_STEP_BUSY_RATIO = 0.8
 """Share of a step that kernels take, below which the step waits for the CPU."""
@@ -168,6 +169,10 @@ MIN_BUSY_RATIO = 0.4
 MIN_LISTED_RATIO = 0.5
 """Below this share of the whole, a table does not show what takes most."""
 _NEARLY = 0.8
+MIN_NAMED_RATIO, MIN_LAUNCH_RATIO = 0.08, 0.05
+"""Share of the CPU's time from which a name, and launches of kernels, are worth a sentence."""
+
+_LAUNCHING, _WAITING = "launching kernels", "waiting for the GPU"
 _FEW_CALLS = 2
 _MANY_CALLS, _SHORT_NS = 10_000, 5_000
 """Kernels or copies this short wait for their launches if there are this many."""
@@ -410,10 +415,12 @@ def _known_work(result: OperatorTableResult) -> list[str]:
     is_one = not result.self_cpu_ns and len({row.name for row in rows}) < _FEWEST_ROWS
     if total is None or is_one:
         return []
+    each = _by_name(result)
     spent = {
-        what: max((row.cpu_ns for row in rows if re.search(known, row.name)), default=0)
+        what: max((ns for name, ns in each.items() if re.search(known, name)), default=0)
         for what, known in _TABLE["work"].items()
     }
+    spent = {what: min(ns, total) for what, ns in spent.items()}
     outside = [row.self_cpu_ns for row in rows if row.name.startswith("ProfilerStep")]
     spent["Python code outside of operators"] = sum(outside)
     for row in rows:
@@ -425,9 +432,13 @@ def _known_work(result: OperatorTableResult) -> list[str]:
     if most < max(MIN_KNOWN_RATIO * total, 1, max(row.self_cpu_ns for row in rows)):
         return []
     what = next(name for name, ns in spent.items() if ns >= _NEARLY * most)
+    action = "".join(name for name, _ in result.actions[:1])
+    if {*re.findall(r"[a-z]{5,}", what)} & {*re.findall(r"[a-z]{5,}", action.lower())}:
+        return []  # it is the action itself
     share = "Most" if 2 * spent[what] >= total else "The largest known part"
     are_calls = all(re.match(r"(?:cu|cuda|hip)[A-Z]", row.name) for row in rows)
     where = "the time in calls of CUDA" if are_calls else "the CPU's time"
+    where = f"the time of {shorten(action, _MAX_NAME)}" if action else where
     of = f"{format_duration(total)} ({format_ratio(spent[what] / total)})"
     if not result.self_cpu_ns and spent[what] == total:  # the row itself is all that is known
         share, of = "The longest row", "an unknown whole"
@@ -435,6 +446,73 @@ def _known_work(result: OperatorTableResult) -> list[str]:
         f"{share} of {where} is {what}: {format_duration(spent[what])} of {of}.",
         *filter(None, (_advice(what, result),)),
     ]
+
+
+def _of_action(result: OperatorTableResult) -> list[str]:
+    """How long actions take that are profiled each alone, which shows no share of training."""
+    named = [f"{shorten(name, _MAX_NAME)} {{}}{format_duration(ns)}" for name, ns in result.actions]
+    calls = max(result.rows, key=lambda row: row.cpu_ns).num_calls
+    each = f" in {calls:,} calls of {format_duration(result.actions[0][1] / calls)}"
+    others = ", ".join(one.format("") for one in named[1 : 1 + _NAMED_ROWS])
+    return [
+        f"{named[0].format('takes ')}{each if calls > 1 else ''}.",
+        *([f"Other actions: {others}."] if others else []),
+        *_known_work(result),
+        f"Longest inside, without what they call: {_longest(result.rows, 'self_cpu_ns')}.",
+        _TABLE["action"],
+    ]
+
+
+def _by_name(result: OperatorTableResult) -> dict[str, int]:
+    """CPU time by name, with what it calls, ns; some tables have a row for each call."""
+    each: dict[str, int] = {}
+    for row in result.rows:
+        name, before = _named(row), each.get(_named(row), 0)
+        each[name] = before + row.cpu_ns if row.num_calls else max(before, row.cpu_ns)
+    return each
+
+
+def _of_the_top(result: OperatorTableResult) -> list[str]:
+    """What the first rows of a sorted table and its longest name say, without most of the rows."""
+    field, cpu_ns = result.sorted_by, result.self_cpu_ns or 0
+    chip, whole = ("GPU", result.self_device_ns or 0) if "device" in field else ("CPU", cpu_ns)
+    rows = [row for row in result.rows if field and getattr(row, field) < _NEARLY * whole]
+    said, first = [], ""
+    if rows:
+        top = max(rows, key=lambda row: getattr(row, field))
+        first, takes = _named(top), "itself takes" if field.startswith("self") else "takes"
+        said = [
+            f"{first} {takes} longest on the {chip}: {_share(getattr(top, field), whole)}. The "
+            "table is sorted by these times, so rows that are missing take less.",
+            *_advised(top),
+        ]
+    each = {name: ns for name, ns in _by_name(result).items() if ns < _NEARLY * cpu_ns}
+    name = max(each, key=lambda one: each[one], default=first)
+    if name != first and each[name] >= MIN_NAMED_RATIO * cpu_ns:
+        calls = sum(row.cpu_ns > 0 for row in result.rows if _named(row) == name)
+        who = f"{name} and what it calls take" if calls == 1 else f"{calls} rows of {name} take"
+        waits = re.search(_TABLE["work"][_WAITING], name)
+        said += [
+            f"{who} {_share(each[name], cpu_ns)} on the CPU.",
+            *([f"There, the CPU waits for the GPU. {_TABLE['advice'][_WAITING]}"] if waits else []),
+        ]
+    return [*said, *_launches(result)]
+
+
+def _launches(result: OperatorTableResult) -> list[str]:
+    """Launches of kernels, if there are many and they take time."""
+    rows = [row for row in result.rows if re.search(_TABLE["work"][_LAUNCHING], row.name)]
+    calls, spent = sum(row.num_calls for row in rows), sum(row.self_cpu_ns for row in rows)
+    if calls < _MANY_CALLS or spent < MIN_LAUNCH_RATIO * (_cpu_whole(result) or spent):
+        return []
+    return [
+        f"{calls:,} launches of kernels take {format_duration(spent)} of the CPU's time.",
+        _TABLE["advice"][_LAUNCHING],
+    ]
+
+
+def _share(spent: int, whole: int) -> str:
+    return f"{format_duration(spent)} of {format_duration(whole)} ({format_ratio(spent / whole)})"
 
 
 def _advice(what: str, result: OperatorTableResult) -> str:
@@ -470,10 +548,15 @@ def _of_one_row(result: OperatorTableResult) -> list[str]:
     return [f"{_named(top)} itself takes {share} of the CPU's time: {spent}.", *_advised(top)]
 
 
-def _cost(row: TableRow, field: str) -> tuple[str, str]:
-    """A row's time and, if the table counts them, its calls."""
-    calls = counted(row.num_calls, "call") if row.num_calls else ""
-    return format_duration(getattr(row, field)), calls
+def _longest(rows: Sequence[TableRow], field: str) -> str:
+    """The rows with the longest times, and, if the table counts them, their calls."""
+    order = sorted(rows, key=lambda row: -getattr(row, field))[:_NAMED_ROWS]
+    return ", ".join(
+        f"{_named(row)} ({format_duration(getattr(row, field))}"
+        f"{', ' + counted(row.num_calls, 'call') if row.num_calls else ''})"
+        for row in order
+        if getattr(row, field)
+    )
 
 
 def _cpu_rows(result: OperatorTableResult) -> list[str]:
@@ -481,7 +564,8 @@ def _cpu_rows(result: OperatorTableResult) -> list[str]:
     lacks = "No row of the table has own time on the GPU." if result.device else ""
     is_own = any(row.self_cpu_ns for row in result.rows)
     what, field = "CPU", "self_cpu_ns" if is_own else "cpu_ns"
-    if any(row.device_ns for row in result.rows):
+    on_gpu, on_cpu = (sum(getattr(r, f"{p}_ns") for r in result.rows) for p in ("device", "cpu"))
+    if on_gpu > _LITTLE * on_cpu:
         what, field = "GPU", "device_ns"
         lacks = "The table has only GPU times that include what an operator calls."
     rows = sorted(result.rows, key=lambda row: -getattr(row, field))
@@ -489,6 +573,7 @@ def _cpu_rows(result: OperatorTableResult) -> list[str]:
     whole = result.self_cpu_ns if what == "CPU" else result.self_device_ns
     shown = sum(getattr(row, field) for row in rows) / (whole or 1)
     if whole and shown < MIN_LISTED_RATIO:
+        known = known or _of_the_top(result)
         known = [*known, _cut(what, shown, is_known=bool(known))]
     elif field != "self_cpu_ns" and len(rows) >= _FEWEST_ROWS:
         known = [*known, *_with_calls(rows, field, what)]
@@ -496,11 +581,7 @@ def _cpu_rows(result: OperatorTableResult) -> list[str]:
     lacks = lacks or f"The table has only CPU times{_TABLE['record'] * is_of_torch}."
     if len({row.name for row in result.rows}) < _FEWEST_ROWS and not result.self_cpu_ns:
         lacks = "What takes the time is not decided, because the table shows too few rows."
-    named = ", ".join(
-        f"{_named(row)} ({', '.join(filter(None, _cost(row, field)))})"
-        for row in rows[:_NAMED_ROWS]
-        if getattr(row, field)
-    )
+    named = _longest(rows, field)
     if not named:
         lacks = "What takes the time is not decided, because all rows show 0: keep the first ones."
     return [*known, f"{lacks} Most {what} time: {named}." if named else lacks]
@@ -546,6 +627,8 @@ def _busy_ratio(result: OperatorTableResult) -> float | None:
 def _operators(result: OperatorTableResult) -> list[str]:
     if not result.num_rows:
         return []
+    if result.actions:
+        return _of_action(result)
     steps = []
     if result.num_steps and result.step_ns is not None:
         steps.append(
@@ -564,7 +647,7 @@ def _operators(result: OperatorTableResult) -> list[str]:
             lead.append(_TABLE["first"])
     first = next((part for part in result.parts if part.num_calls is not None), None)
     if first is None:
-        return [*_of_step(result), *_cpu_rows(result), *lead, *steps]
+        return [*_of_step(result), *lead, *_cpu_rows(result), *steps]
     chip = "GPU" if result.device in ("", "CUDA", "device") else result.device
     own = (row for row in result.rows if row.kind in ("", first.kind))
     top, whole = next(own, result.rows[0]), result.self_device_ns or 0
@@ -576,11 +659,12 @@ def _operators(result: OperatorTableResult) -> list[str]:
         time = format_duration(top.self_device_ns)
         alone = f", of which {_named(top)} takes {time}"
     listed = sum(part.ratio for part in result.parts if part.num_calls is not None)
-    if (shown := _shown_of_cpu(result)) < MIN_LISTED_RATIO:
-        return [_cut("CPU", shown), *steps]
-    if listed < MIN_LISTED_RATIO:
-        known = [] if lead else _known_work(result)
-        return [*lead, *known, _cut(chip, listed), *steps]
+    shown = _shown_of_cpu(result)
+    if shown < MIN_LISTED_RATIO or listed < MIN_LISTED_RATIO:
+        cut = ("CPU", shown) if shown < MIN_LISTED_RATIO else (chip, listed)
+        known = lead or _known_work(result)
+        sorted_out = [] if known else _of_the_top(result)
+        return [*known, *sorted_out, _cut(*cut, is_known=bool(sorted_out)), *steps]
     most = (
         f"{name} takes most of the {chip}'s time that is listed: {format_duration(spent)} of "
         f"{format_duration(whole)} ({format_ratio(spent / whole)}){alone}."
@@ -607,7 +691,7 @@ def _cut(chip: str, listed: float, *, is_known: bool = False) -> str:
     """What a table without most of its rows leaves open: all, unless one of them says enough."""
     print_all = "print all of them, longest first (row_limit=-1 in torch)."
     if is_known:
-        return f"The rows shown have only {format_ratio(listed)} of it: {print_all}"
+        return f"The rows shown have {format_ratio(listed)} of the {chip}'s time: {print_all}"
     return (
         f"What takes most of the {chip}'s time is not decided, because the rows shown have only "
         f"{format_ratio(listed)} of it: {print_all}"
