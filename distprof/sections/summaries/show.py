@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distprof.bounds import table_beside
 from distprof.escape import shorten
@@ -29,12 +29,19 @@ from distprof.sections.table import (
     ranks_table,
     rows_table,
 )
-from distprof.units import capitalized, format_bytes, format_duration, format_ratio
+from distprof.units import capitalized, fill, format_bytes, format_duration, format_ratio
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
 _TABLE = table_beside(__package__, "known.toml")
+
+
+def _say(sentence: str, **values: Any) -> str:
+    """A sentence of the table, with its values."""
+    return fill(_TABLE["say"][sentence], **values)
+
+
 MAX_ROWS = 12
 _MAX_NAME = 60
 _NAMED_ROWS = 3
@@ -239,18 +246,10 @@ def _collectives(result: CollectiveSummaryResult) -> list[str]:
         return ["The table of collectives has no collective whose ranks can be compared."]
     text = f"{format_ratio(result.wait_ratio)} of the time in collectives is spent waiting"
     if result.late_rank is not None:
-        text += (
-            f", {format_ratio(result.blamed_ratio)} of it for rank {result.late_rank}, which "
-            "arrives last: look at what this rank does before its collectives"
-        )
+        text += _say("late", ratio=result.blamed_ratio, rank=result.late_rank)
     worst = result.classes[0]
     size = f" of {format_bytes(worst.num_bytes)}" if worst.num_bytes is not None else ""
-    detail = (
-        f"The mean {worst.kind}{size} takes {format_duration(worst.mean_ns)}, but only "
-        f"{format_duration(worst.shortest_ns)} on rank {worst.last_rank}. "
-        f"Rank {worst.first_rank} waits longest."
-    )
-    return [f"{text}.", detail]
+    return [f"{text}.", _say("waiting", row=worst, size=size)]
 
 
 def _of_one_rank(result: CollectiveSummaryResult) -> list[str]:
@@ -260,19 +259,12 @@ def _of_one_rank(result: CollectiveSummaryResult) -> list[str]:
     whole = result.ranks[0].communication_ns
     if not whole:
         return ["The table of collectives has no times other than 0."]
-    most = (
-        f"{capitalized(longest.kind)} takes {format_ratio(spent / whole)} of the time in "
-        f"collectives: {format_duration(spent)} of {format_duration(whole)}."
-    )
+    most = _say("kind", kind=capitalized(longest.kind), ratio=spent / whole, spent=spent, of=whole)
     size = f" of {format_bytes(longest.num_bytes)}" if longest.num_bytes else ""
     calls = f"{counted(longest.num_calls, 'call')}{size}"
     detail = f"Longest are {calls}, with a mean of {format_duration(longest.mean_ns)}."
     if result.wait_ratio is None:
-        separate = (
-            "Whether it is waiting for late ranks is not decided: print log_summary("
-            "show_straggler=True), or record a trace with distprof capture -- COMMAND."
-        )
-        return [most, detail, separate]
+        return [most, detail, _TABLE["say"]["one rank"]]
     waiting = f"{format_ratio(result.wait_ratio)} of the time in collectives is spent waiting"
     if result.wait_ratio < 1 - _SCALES:
         return [f"{most} Only {waiting}: compare the rest with the speed of the network."]
@@ -287,14 +279,8 @@ def _input(result: InputReadinessResult) -> list[str]:
     if result.job_ratio is None:
         return []
     if result.job_ratio >= READY_RATIO:
-        return [
-            f"Input is ready: the least ready rank has its input ready for "
-            f"{format_ratio(result.job_ratio)} of the time."
-        ]
-    text = (
-        f"Input delays the job: the least ready rank has its input ready for only "
-        f"{format_ratio(result.job_ratio)} of the time"
-    )
+        return [_say("ready", ratio=result.job_ratio)]
+    text = _say("not ready", ratio=result.job_ratio)
     who = [period.rank for period in result.periods]
     if len(set(who)) > 1:
         order = [who[0], *(b for a, b in pairwise(who) if a != b)]
@@ -311,28 +297,17 @@ def scaling_lines(result: ScalingTableResult) -> list[str]:
         return []
     counts, rates, ratios, of = result.counts, result.rates, result.efficiency_ratio, result.of
     if of == "ranks":
-        slowest, usual = 1 / rates[0], 1 / median(rates)
-        times = (
-            f"{format_duration(round(slowest * 1e9))}, median {format_duration(round(usual * 1e9))}"
-        )
-        if slowest < _STRAGGLES * usual:
-            return [f"The times of {len(rates)} ranks differ little: the longest is {times}."]
-        return [
-            f"{capitalized(result.names[0])} is the slowest of {len(rates)} ranks: {times}.",
-            "Compare its GPU (clocks, other processes), its input and its batch with the others.",
-        ]
+        slowest, usual = round(1e9 / rates[0]), round(1e9 / median(rates))
+        kind = "ranks alike" if slowest < _STRAGGLES * usual else "slowest rank"
+        name = capitalized(result.names[0])
+        said = _say(kind, name=name, ranks=len(rates), slowest=slowest, usual=usual)
+        return [said, _TABLE["say"]["compare"]][: 1 + (kind == "slowest rank")]
     if of == "moments":
-        share, each = (
-            format_ratio(rates[-1] / rates[0]),
-            ", then ".join(result.names[:_MOST_MOMENTS]),
-        )
-        text = f"Training gets slower: its speed falls to {share} of that at first ({each})."
-        return [text, _TABLE["slower"]]
+        each = ", then ".join(result.names[:_MOST_MOMENTS])
+        return [_say("slower", ratio=rates[-1] / rates[0], each=each), _TABLE["slower"]]
     if result.names and rates[0] > _SAME_SPEED * rates[-1]:
-        text = f"The speeds of {len(rates)} ways differ little"
-        return [
-            f"{text}: {result.names[0]} has {format_ratio(rates[0] / rates[-1])} of the fastest."
-        ]
+        ratio, name = rates[0] / rates[-1], result.names[0]
+        return [_say("ways alike", ways=len(rates), name=name, ratio=ratio)]
     if result.names:
         *others, fastest = result.names
         shares = [
@@ -361,16 +336,11 @@ def scaling_lines(result: ScalingTableResult) -> list[str]:
         else "throughput stays the same"
     )
     most = f" {best:,} {of} are faster than {last:,}." if first < best < last else ""
-    how = (
-        "with NCCL_DEBUG=INFO, which says whether NCCL uses sockets between the nodes"
-        if of == "nodes" or counts[at] > _IN_A_NODE
-        else "and how they are connected with nvidia-smi topo -m"
-    )
+    how = _TABLE["say"]["nodes" if of == "nodes" or counts[at] > _IN_A_NODE else "node"]
     return [
         f"{text}: from {counts[at - 1]:,} to {counts[at]:,} {of}, {change}.{most}",
         *result.unavailable,
-        f"Why is not decided, because throughput does not show it: record a trace on "
-        f"{counts[at]:,} {of} with distprof capture -- COMMAND, {how}.",
+        _say("why", count=counts[at], of=of, how=how),
     ]
 
 
@@ -397,14 +367,12 @@ def _by_iterations(result: ScalingTableResult) -> list[str]:
     how = f"about as long on {last:,} {of} as" if is_same else f"{much} on {last:,} {of} than"
     one, shared = of.removesuffix("s"), "slower" if after > before else "hardly faster"
     lengths = (format_duration(round(length * 1e9)) for length in (after, before))
+    ratio = result.efficiency_ratio[-1]
     return [
         f"An iteration takes {how} on {first:,}: {', '.join(lengths)}.",
-        f"If each {one} kept its batch, scaling is {format_ratio(result.efficiency_ratio[-1])} "
-        f"efficient from {first:,} to {last:,} {of}; if all share a batch of the same size, "
-        f"{last:,} {of} are {shared} than {first:,}.",
+        _say("batches", one=one, ratio=ratio, first=first, last=last, of=of, shared=shared),
         *result.unavailable,
-        "Compare samples or tokens per second, at the same batch per GPU. If it scales badly, "
-        f"record a trace on {last:,} {of} with distprof capture -- COMMAND, which shows why.",
+        _say("same batch", last=last, of=of),
     ]
 
 
@@ -450,15 +418,14 @@ def _known_work(result: OperatorTableResult) -> list[str]:
 
 def _of_action(result: OperatorTableResult) -> list[str]:
     """How long actions take that are profiled each alone, which shows no share of training."""
-    named = [f"{shorten(name, _MAX_NAME)} {{}}{format_duration(ns)}" for name, ns in result.actions]
-    calls = max(result.rows, key=lambda row: row.cpu_ns).num_calls
-    each = f" in {calls:,} calls of {format_duration(result.actions[0][1] / calls)}"
-    others = ", ".join(one.format("") for one in named[1 : 1 + _NAMED_ROWS])
+    (name, ns), *others = ((shorten(name, _MAX_NAME), ns) for name, ns in result.actions)
+    calls = max(result.rows, key=lambda row: row.cpu_ns).num_calls or 1
+    named = ", ".join(_say("action", name=name, ns=ns) for name, ns in others[:_NAMED_ROWS])
     return [
-        f"{named[0].format('takes ')}{each if calls > 1 else ''}.",
-        *([f"Other actions: {others}."] if others else []),
+        _say("calls of an action", name=name, ns=ns, calls=counted(calls, "call"), each=ns / calls),
+        *filter(None, (named and f"Other actions: {named}.",)),
         *_known_work(result),
-        f"Longest inside, without what they call: {_longest(result.rows, 'self_cpu_ns')}.",
+        _say("inside", rows=_longest(result.rows, "self_cpu_ns")),
         _TABLE["action"],
     ]
 
@@ -477,38 +444,25 @@ def _of_the_top(result: OperatorTableResult) -> list[str]:
     field, cpu_ns = result.sorted_by, result.self_cpu_ns or 0
     chip, whole = ("GPU", result.self_device_ns or 0) if "device" in field else ("CPU", cpu_ns)
     rows = [row for row in result.rows if field and getattr(row, field) < _NEARLY * whole]
-    said, first = [], ""
-    if rows:
-        top = max(rows, key=lambda row: getattr(row, field))
-        first, takes = _named(top), "itself takes" if field.startswith("self") else "takes"
-        said = [
-            f"{first} {takes} longest on the {chip}: {_share(getattr(top, field), whole)}. The "
-            "table is sorted by these times, so rows that are missing take less.",
-            *_advised(top),
-        ]
-    each = {name: ns for name, ns in _by_name(result).items() if ns < _NEARLY * cpu_ns}
-    name = max(each, key=lambda one: each[one], default=first)
-    if name != first and each[name] >= MIN_NAMED_RATIO * cpu_ns:
+    top = max(rows, key=lambda row: getattr(row, field), default=None)
+    each = (one for one in _by_name(result).items() if not one[0].startswith("ProfilerStep"))
+    known = {name: ns for name, ns in each if ns < _NEARLY * cpu_ns}
+    name = max(known, key=lambda one: known[one], default="")
+    said = []
+    if top:
+        what = _named(top) + " itself" * field.startswith("self")
+        share = _share(getattr(top, field), whole)
+        said += [_say("first", what=what, chip=chip, share=share), *_advised(top)]
+    if known and (not top or name != _named(top)) and known[name] >= MIN_NAMED_RATIO * cpu_ns:
         calls = sum(row.cpu_ns > 0 for row in result.rows if _named(row) == name)
         who = f"{name} and what it calls take" if calls == 1 else f"{calls} rows of {name} take"
-        waits = re.search(_TABLE["work"][_WAITING], name)
-        said += [
-            f"{who} {_share(each[name], cpu_ns)} on the CPU.",
-            *([f"There, the CPU waits for the GPU. {_TABLE['advice'][_WAITING]}"] if waits else []),
-        ]
-    return [*said, *_launches(result)]
-
-
-def _launches(result: OperatorTableResult) -> list[str]:
-    """Launches of kernels, if there are many and they take time."""
-    rows = [row for row in result.rows if re.search(_TABLE["work"][_LAUNCHING], row.name)]
-    calls, spent = sum(row.num_calls for row in rows), sum(row.self_cpu_ns for row in rows)
-    if calls < _MANY_CALLS or spent < MIN_LAUNCH_RATIO * (_cpu_whole(result) or spent):
-        return []
-    return [
-        f"{calls:,} launches of kernels take {format_duration(spent)} of the CPU's time.",
-        _TABLE["advice"][_LAUNCHING],
-    ]
+        said.append(f"{who} {_share(known[name], cpu_ns)} on the CPU.")
+        said += [_TABLE["say"][_WAITING]] * bool(re.search(_TABLE["work"][_WAITING], name))
+    launches = [row for row in result.rows if re.search(_TABLE["work"][_LAUNCHING], row.name)]
+    calls, spent = (sum(getattr(r, f) for r in launches) for f in ("num_calls", "self_cpu_ns"))
+    if calls >= _MANY_CALLS and spent >= MIN_LAUNCH_RATIO * cpu_ns:
+        said.append(_say(_LAUNCHING, calls=calls, spent=spent))
+    return said
 
 
 def _share(spent: int, whole: int) -> str:
@@ -530,11 +484,7 @@ def _of_step(result: OperatorTableResult) -> list[str]:
     busy = sum(row.device_ns for row in steps) / (sum(row.num_calls for row in steps) or 1)
     if not busy or not result.step_ns or busy >= MIN_STEP_BUSY_RATIO * result.step_ns:
         return []
-    return [
-        f"A step takes {format_duration(result.step_ns)}, and kernels take at most "
-        f"{format_duration(round(busy))} of it ({format_ratio(busy / result.step_ns)}): most of "
-        "the rest, the GPU waits for the CPU."
-    ]
+    return [_say("step", step=result.step_ns, busy=round(busy), ratio=busy / result.step_ns)]
 
 
 def _of_one_row(result: OperatorTableResult) -> list[str]:
@@ -543,9 +493,9 @@ def _of_one_row(result: OperatorTableResult) -> list[str]:
     whole = _cpu_whole(result) or 0
     if len(result.rows) < _FEWEST_ROWS or top.self_cpu_ns < max(MIN_WORK_RATIO * whole, 1):
         return []
-    spent = f"{format_duration(top.self_cpu_ns)} of {format_duration(whole)}"
-    share = format_ratio(top.self_cpu_ns / whole)
-    return [f"{_named(top)} itself takes {share} of the CPU's time: {spent}.", *_advised(top)]
+    ratio = top.self_cpu_ns / whole
+    said = _say("itself", name=_named(top), ratio=ratio, spent=top.self_cpu_ns, of=whole)
+    return [said, *_advised(top)]
 
 
 def _longest(rows: Sequence[TableRow], field: str) -> str:
@@ -576,11 +526,12 @@ def _cpu_rows(result: OperatorTableResult) -> list[str]:
         known = known or _of_the_top(result)
         known = [*known, _cut(what, shown, is_known=bool(known))]
     elif field != "self_cpu_ns" and len(rows) >= _FEWEST_ROWS:
-        known = [*known, *_with_calls(rows, field, what)]
+        calls = [row for row in rows if not row.name.startswith("ProfilerStep")]
+        known = [*known, *_with_calls(calls or rows, field, what)]
     is_of_torch = any(row.name.startswith("aten::") for row in rows)
     lacks = lacks or f"The table has only CPU times{_TABLE['record'] * is_of_torch}."
     if len({row.name for row in result.rows}) < _FEWEST_ROWS and not result.self_cpu_ns:
-        lacks = "What takes the time is not decided, because the table shows too few rows."
+        lacks = _TABLE["say"]["few rows"]
     named = _longest(rows, field)
     if not named:
         lacks = "What takes the time is not decided, because all rows show 0: keep the first ones."
@@ -599,10 +550,8 @@ def _with_calls(rows: list[TableRow], field: str, what: str) -> list[str]:
     text = f"{_named(top)} and what it calls take longest on the {what}"
     said = [f"{text}: {format_duration(most)}{each}, of the rows shown.", *_advised(top)]
     if inside:
-        said.append(
-            f"It and {', '.join(map(_named, inside[:_MOST_MOMENTS]))} take nearly the same time, "
-            "so one is probably inside the other."
-        )
+        names = ", ".join(map(_named, inside[:_MOST_MOMENTS]))
+        said.append(_say("nested", names=names))
     return said
 
 
@@ -631,18 +580,12 @@ def _operators(result: OperatorTableResult) -> list[str]:
         return _of_action(result)
     steps = []
     if result.num_steps and result.step_ns is not None:
-        steps.append(
-            f"{counted(result.num_steps, 'step')} of {format_duration(result.step_ns)}, profiler "
-            "included."
-        )
+        said = counted(result.num_steps, "step")
+        steps.append(_say("steps", steps=said, ns=result.step_ns))
     busy = _busy_ratio(result)
     lead = []
     if busy and busy < MIN_BUSY_RATIO:
-        lead.append(
-            f"Kernels take only {format_ratio(busy)} of the CPU's time, so the GPU waits for the "
-            "CPU most of the time."
-        )
-        lead += _known_work(result)
+        lead = [_say("idle", busy=busy), *_known_work(result)]
         if max(row.num_calls for row in result.rows if row.cpu_ns or row.device_ns) <= _FEW_CALLS:
             lead.append(_TABLE["first"])
     first = next((part for part in result.parts if part.num_calls is not None), None)
@@ -665,10 +608,7 @@ def _operators(result: OperatorTableResult) -> list[str]:
         known = lead or _known_work(result)
         sorted_out = [] if known else _of_the_top(result)
         return [*known, *sorted_out, _cut(*cut, is_known=bool(sorted_out)), *steps]
-    most = (
-        f"{name} takes most of the {chip}'s time that is listed: {format_duration(spent)} of "
-        f"{format_duration(whole)} ({format_ratio(spent / whole)}){alone}."
-    )
+    most = _say("most", name=name, chip=chip, share=_share(spent, whole), alone=alone)
     return [*lead, most, *_of_top(top), *steps]
 
 
@@ -689,10 +629,4 @@ def _of_top(top: TableRow) -> list[str]:
 
 def _cut(chip: str, listed: float, *, is_known: bool = False) -> str:
     """What a table without most of its rows leaves open: all, unless one of them says enough."""
-    print_all = "print all of them, longest first (row_limit=-1 in torch)."
-    if is_known:
-        return f"The rows shown have {format_ratio(listed)} of the {chip}'s time: {print_all}"
-    return (
-        f"What takes most of the {chip}'s time is not decided, because the rows shown have only "
-        f"{format_ratio(listed)} of it: {print_all}"
-    )
+    return _say("cut, but known" if is_known else "cut", chip=chip, ratio=listed)
