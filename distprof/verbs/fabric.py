@@ -97,12 +97,8 @@ def _compared(runs: Sequence[FabricCurve]) -> str:
     if least > _ALIKE * most:
         return f"{text}, and {slow} differs little ({format_bandwidth(least)})."
     is_known = runs[0].num_nodes and {run.num_nodes for run in runs} > {1}
-    why = (
-        f"the network between nodes is {'' if is_known else 'probably '}the limit, and "
-        "NCCL_DEBUG=INFO shows how NCCL uses it"
-        if is_of_sizes and (is_known or not runs[0].num_nodes)
-        else "what differs between the runs is the cause"
-    )
+    is_network = is_of_sizes and (is_known or not runs[0].num_nodes)
+    why = _say("network" if is_network else "runs", probably="" if is_known else "probably ")
     return f"{text}, {slow} {format_bandwidth(least)}, {format_ratio(least / most)} of it: {why}."
 
 

@@ -100,10 +100,9 @@ def _sections(text: str, row: re.Pattern[str]) -> list[tuple[str, int, str]]:
         (one["action"], _scaled(one["seconds"], 1e9), text[one.end() : end])
         for one, end in zip(found, ends, strict=False)
     ]
-    every.sort(key=lambda one: (not any(map(row.fullmatch, one[2].splitlines())), -one[1]))
-    return (
-        every if any(map(row.fullmatch, "".join(one[2] for one in every[:1]).splitlines())) else []
-    )
+    listed = [one for one in every if any(map(row.fullmatch, one[2].splitlines()))]
+    longest = [max(listed, key=lambda one: one[1])] if listed else []
+    return [*longest, *(one for one in every if longest and one is not longest[0])]
 
 
 def _listed(
@@ -123,16 +122,17 @@ def _listed(
         own = _scaled(match["own"], scale)
         inside = own if are_kernels else _scaled(match["all"], scale)
         whole.take(own or inside, match.groupdict().get("share") or "")
-        before = found.get(name) if are_kernels else None
+        calls = int((match["calls"] or "").replace(",", "") or are_kernels)
+        if before := found.get(name) if are_kernels else None:
+            calls, own = calls + before.num_calls, own + before.self_device_ns
         found[name if are_kernels else str(len(found))] = TableOperator(
             name=name,
             kind=_kind(name),
-            num_calls=int((match["calls"] or "").replace(",", "") or are_kernels)
-            + (before.num_calls if before else 0),
-            self_cpu_ns=0 if are_kernels else own,
-            cpu_ns=0 if are_kernels else inside,
-            self_device_ns=own + (before.self_device_ns if before else 0) if are_kernels else 0,
-            device_ns=own + (before.device_ns if before else 0) if are_kernels else 0,
+            num_calls=calls,
+            self_cpu_ns=own * (not are_kernels),
+            cpu_ns=inside * (not are_kernels),
+            self_device_ns=own * are_kernels,
+            device_ns=own * are_kernels,
         )
     if not 0 < len(found) <= MAX_ROWS:
         _refuse(source, f"{len(found):,} readable rows")

@@ -206,10 +206,9 @@ def _smoothed(ratio: NDArray[np.float64]) -> NDArray[np.float64]:
     """Means of the known values of neighbours; 1 (ready) if none is known."""
     kernel = np.ones(min(SMOOTHED_SAMPLES, ratio.shape[1]))
     known = np.isfinite(ratio)
-    values = np.where(known, ratio, 0.0)
-    sums = np.array([np.convolve(row, kernel, "same")[: ratio.shape[1]] for row in values])
-    counts = np.array(
-        [np.convolve(row, kernel, "same")[: ratio.shape[1]] for row in known.astype(float)]
+    sums, counts = (
+        np.array([np.convolve(row, kernel, "same")[: ratio.shape[1]] for row in values])
+        for values in (np.where(known, ratio, 0.0), known.astype(float))
     )
     smooth: NDArray[np.float64] = np.where(counts > 0.5, sums / np.maximum(counts, 1.0), 1.0)
     return smooth

@@ -94,8 +94,7 @@ def readiness_table(report: Report, *, show_all: bool) -> TableView | None:
     if not result.ranks:
         return None
     periods = [
-        f"Rank {one.rank} is the least ready from sample {one.first_sample:,} on, for "
-        f"{counted(one.num_samples, 'sample')} ({format_ratio(one.mean_ratio)} ready)."
+        _say("period", period=one, samples=counted(one.num_samples, "sample"))
         for one in result.periods[: None if show_all else MAX_ROWS]
     ]
     return TableView(
@@ -328,13 +327,8 @@ def scaling_lines(result: ScalingTableResult) -> list[str]:
     if best == first and rates[-1] < _SAME * rates[0]:
         text = f"{last:,} {of} are slower than {first:,}"
     grows = rates[at] / rates[at - 1]
-    change = (
-        f"throughput becomes only {grows:.2f} times as high"
-        if grows > 1 / _SAME
-        else f"throughput falls to {format_ratio(grows)}"
-        if grows < _SAME
-        else "throughput stays the same"
-    )
+    what = "grows" if grows > 1 / _SAME else "falls" if grows < _SAME else "stays"
+    change = _say(what, by=grows)
     most = f" {best:,} {of} are faster than {last:,}." if first < best < last else ""
     how = _TABLE["say"]["nodes" if of == "nodes" or counts[at] > _IN_A_NODE else "node"]
     return [
