@@ -136,8 +136,8 @@ def _listed(
         )
     if not 0 < len(found) <= MAX_ROWS:
         _refuse(source, f"{len(found):,} readable rows")
-    cpu_ns = round(float(printed[1]) * 1e9) if printed else None if are_kernels else whole.ns
-    cpu_ns = sections[0][1] if sections else cpu_ns
+    total = _scaled(printed[1], 1e9) if printed else None if are_kernels else whole.ns
+    cpu_ns = sections[0][1] if sections else total
     if layout.is_tree:
         cpu_ns = cpu_ns or max(one.cpu_ns for one in found.values())
     return OperatorTable(
@@ -271,11 +271,14 @@ class _Whole:
         if percent > 0 and half / percent < self._error:
             self._error = half / percent
             self.ns = round(spent / percent * 100)
+        elif not percent and self._error == _MOST_ERROR:  # it is rounded to 0: at least this much
+            self.ns = max(self.ns or 0, round(spent / half * 100))
 
     def take_all(self, row: Mapping[str, str], what: str) -> None:
         """Add a row of columns: its own time, and the time with what it calls."""
         for column in map(str.format, ("Self {}", "Self {} total", "{} total"), repeat(what)):
-            self.take(_ns(row.get(column, "")), row.get(f"{column} %", "").removesuffix("%"))
+            share = row.get(f"{column} %", "").removesuffix("%")
+            self.take(_ns(row.get(column, "")), share if share.strip("0.") else "")
 
 
 def _kind(name: str) -> CollectiveKind:

@@ -574,8 +574,7 @@ def _operators(result: OperatorTableResult) -> list[str]:
         return _of_action(result)
     steps = []
     if result.num_steps and result.step_ns is not None:
-        said = counted(result.num_steps, "step")
-        steps.append(_say("steps", steps=said, ns=result.step_ns))
+        steps.append(_say("steps", steps=counted(result.num_steps, "step"), ns=result.step_ns))
     busy = _busy_ratio(result)
     lead = []
     if busy and busy < MIN_BUSY_RATIO:
