@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from string import Formatter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -98,6 +99,24 @@ def format_ratio(ratio: float | None) -> str:
     if 0 < 100 * ratio < _LEAST_SHOWN:
         return f"< {_LEAST_SHOWN} %"
     return f"{_three_digits(100 * ratio)} %" if ratio else "0 %"
+
+
+class _Filled(Formatter):
+    def format_field(self, value: Any, format_spec: str) -> str:
+        return _FORMS[format_spec](value) if format_spec in _FORMS else format(value, format_spec)
+
+
+_FORMS: Mapping[str, Callable[[Any], str]] = {
+    "time": format_duration,
+    "share": format_ratio,
+    "bytes": format_bytes,
+    "speed": format_bandwidth,
+}
+
+
+def fill(sentence: str, **values: Any) -> str:
+    """A sentence with its values: ``{x:time}`` in ns, ``{x:share}`` of 1, ``bytes``, ``speed``."""
+    return _Filled().vformat(sentence, (), values)
 
 
 def format_parts(parts_ns: Sequence[float]) -> tuple[list[str], str]:

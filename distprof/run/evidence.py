@@ -110,6 +110,9 @@ class OperatorTable(msgspec.Struct, frozen=True, kw_only=True):
     self_cpu_ns: int | None
     self_device_ns: int | None  # The same for the device.
     notes: tuple[str, ...] = ()  # Data left out, one sentence each.
+    is_from_top: bool = False  # Whether its first rows follow its header.
+    # Actions that are profiled each alone, and their time in ns; the rows are of the first.
+    actions: tuple[tuple[str, int], ...] = ()
 
 
 INSPECTED = TableSchema(

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import takewhile
+from typing import Any
 
 from distprof.artefacts.fabric_file import (
     BOTH_WAYS,
@@ -16,12 +17,14 @@ from distprof.artefacts.fabric_file import (
     FabricFit,
     FabricPoint,
 )
+from distprof.bounds import table_beside
 from distprof.documents.document import Document
 from distprof.documents.page import Page
 from distprof.formats import RenderOptions
 from distprof.sections.table import Column, TableView, counted, present, rows_table
 from distprof.units import (
     capitalized,
+    fill,
     format_bandwidth,
     format_bytes,
     format_duration,
@@ -47,6 +50,11 @@ _ALIKE = 0.9
 _PREFERRED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
+def _say(sentence: str, **values: Any) -> str:
+    """A sentence of the table, with its values."""
+    return fill(table_beside(__package__, "fabric.toml")[sentence], **values)
+
+
 def fabric_verdict(profile: FabricFile) -> str:
     """The most informative curve in one sentence."""
     measured = [curve for curve in profile.curves if curve.points]
@@ -55,18 +63,12 @@ def fabric_verdict(profile: FabricFile) -> str:
     if wrong := sum(curve.num_wrong for curve in measured):
         kinds = dict.fromkeys(_short_kind(curve) for curve in measured if curve.num_wrong)
         times = counted(wrong, "measurement")
-        return (
-            f"This fabric is broken: nccl-tests found wrong values in {times} "
-            f"of {', '.join(kinds)}. No speed counts before that is repaired."
-        )
+        return _say("wrong", times=times, kinds=", ".join(kinds))
     curve = min(measured, key=_rank_of)
     if profile.origin == "perftest":
         return _of_link(measured, is_both_ways=BOTH_WAYS in profile.notes)
     if profile.num_copies > 1:
-        return (
-            f"{profile.num_copies} tests ran at a time, each by itself over {_where(curve)}: "
-            "nothing was measured between them. Build nccl-tests with MPI=1, so that they join."
-        )
+        return _say("copies", tests=profile.num_copies, where=_where(curve))
     runs = [c for c in measured if c.kind == curve.kind and not c.in_place]
     text = _compared(runs) or _speed(curve, profile.device)
     return text if text.startswith(curve.kind) else capitalized(text)
@@ -95,12 +97,8 @@ def _compared(runs: Sequence[FabricCurve]) -> str:
     if least > _ALIKE * most:
         return f"{text}, and {slow} differs little ({format_bandwidth(least)})."
     is_known = runs[0].num_nodes and {run.num_nodes for run in runs} > {1}
-    why = (
-        f"the network between nodes is {'' if is_known else 'probably '}the limit, and "
-        "NCCL_DEBUG=INFO shows how NCCL uses it"
-        if is_of_sizes and (is_known or not runs[0].num_nodes)
-        else "what differs between the runs is the cause"
-    )
+    is_network = is_of_sizes and (is_known or not runs[0].num_nodes)
+    why = _say("network" if is_network else "runs", probably="" if is_known else "probably ")
     return f"{text}, {slow} {format_bandwidth(least)}, {format_ratio(least / most)} of it: {why}."
 
 
@@ -117,36 +115,19 @@ def _speed(curve: FabricCurve, device: str) -> str:
     best = max(curve.points, key=lambda p: p.busbw_bytes_per_s)
     largest = max(p.bytes for p in curve.points)
     if largest <= _LATENCY_BYTES:
-        return (
-            f"The bandwidth of {_subject(curve)} is not decided, because messages of up to "
-            f"{format_bytes(largest)} show the latency: measure larger ones."
-        )
-    reaches = (
-        f"{_subject(curve)} reaches {format_bandwidth(best.busbw_bytes_per_s)}"
-        f" bus bandwidth at {format_bytes(best.bytes)}"
-    )
+        return _say("latency", what=_subject(curve), largest=largest)
+    reaches = _say("reaches", what=_subject(curve), best=best)
     if curve.group_size > 1 and largest >= _LARGE_BYTES and curve.num_nodes:
         if curve.num_nodes > 1 and best.busbw_bytes_per_s < _MOST_ETHERNET:
-            return (
-                f"{reaches}: that is the speed of slow Ethernet, so NCCL probably uses sockets: "
-                "NCCL_DEBUG=INFO shows it."
-            )
+            return reaches + _say("ethernet")
         is_linked = re.search(r"SXM|HBM|H100 80GB|H200|B200", device)
         if curve.num_nodes == 1 and is_linked and best.busbw_bytes_per_s < _LEAST_NVLINK:
-            return (
-                f"{reaches}: that is the speed of PCIe or host memory, although such GPUs have "
-                "NVLink: nvidia-smi topo -m and nvidia-smi nvlink -s show the links, "
-                "NCCL_DEBUG=INFO what NCCL uses."
-            )
+            return reaches + _say("pcie")
     ordered = sorted(curve.points, key=lambda p: p.bytes, reverse=True)
     beyond = [*takewhile(lambda p: 2 * p.busbw_bytes_per_s < best.busbw_bytes_per_s, ordered)][::-1]
     if beyond:
         slowest = min(p.busbw_bytes_per_s for p in beyond)
-        return (
-            f"{reaches}, and falls to {format_bandwidth(slowest)} from "
-            f"{format_bytes(beyond[0].bytes)} on: look for congestion and lost packets (counters "
-            "of the network cards, flow control of RoCE), and compare NCCL_ALGO=Ring and Tree."
-        )
+        return reaches + _say("falls", slowest=slowest, beyond=beyond[0].bytes)
     if curve.fit is not None and not _is_loose(curve.fit):
         below = format_bytes(curve.fit.crossover_bytes)
         return f"{reaches}. Below {below}, it is latency-bound."
@@ -162,19 +143,11 @@ def _of_link(curves: Sequence[FabricCurve], *, is_both_ways: bool) -> str:
     """How much of the next usual rate of a link its speed is, and where to look if it is less."""
     largest = max(point.bytes for curve in curves for point in curve.points)
     if largest <= _SMALL_BYTES:
-        return (
-            f"Messages of {format_bytes(largest)} measure the message rate: the bandwidth is not "
-            "decided, because the output has no larger ones (ib_write_bw -s 1048576 -q 4)."
-        )
+        return _say("message rate", largest=largest)
     of = {curve.memory: max(p.busbw_bytes_per_s for p in curve.points) for curve in curves}
     from_gpu, from_host = (of.get(memory, 0.0) * 8 / 1e9 for memory in ("GPU", "host"))
     if 0 < from_gpu < _LESS * from_host:
-        return (
-            f"From GPU memory, the link reaches only {from_gpu:.3g} Gb/s, from host memory "
-            f"{from_host:.3g} Gb/s: the path between GPU and card is the limit. Test the card that "
-            "is nearest to the GPU (PIX or PXB in nvidia-smi topo -m), and disable PCIe ACS and "
-            "the IOMMU."
-        )
+        return _say("memory", gpu=from_gpu, host=from_host)
     speed = max(from_gpu, from_host)
     if is_both_ways:
         return f"One link reaches {speed:.3g} Gb/s in both directions together."
@@ -182,10 +155,7 @@ def _of_link(curves: Sequence[FabricCurve], *, is_both_ways: bool) -> str:
     text = f"One link reaches {speed:.3g} Gb/s, {format_ratio(speed / rate)} of {rate} Gb/s"
     if speed >= _FULL * rate:
         return f"{text}: a link of that rate gives no more; compare it with the card's (ibstat)."
-    return (
-        f"{text}: if the card has this rate or more (ibstat), look at its PCIe link (LnkSta in "
-        "lspci -vv), its NUMA node and the MTU, and test with more queue pairs (-q 4)."
-    )
+    return text + _say("card")
 
 
 def _rank_of(curve: FabricCurve) -> tuple[int, int]:
@@ -202,12 +172,7 @@ def fabric_sentences(profile: FabricFile) -> Iterator[str]:
         if (fit := curve.fit) is None:
             refused.setdefault(curve.refusal, []).append(_name(curve))
         elif _is_loose(fit):
-            yield (
-                f"No straight line fits {_name(curve)}: the median deviation of times is "
-                f"{format_ratio(fit.residual_ratio)}, and {format_ratio(fit.worst_ratio)} at "
-                f"{format_bytes(fit.worst_bytes)}. Possible causes are protocols that change with "
-                "the size, and other jobs on the machine."
-            )
+            yield _say("loose", name=_name(curve), fit=fit)
     for why, names in refused.items():
         yield f"No α and β for {'; '.join(dict.fromkeys(names))}: {why}."
     yield from profile.notes

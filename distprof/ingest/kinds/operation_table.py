@@ -146,17 +146,14 @@ def log_of_columns(
     steps, index = np.unique(operations["step"], return_inverse=True)
     lengths = np.zeros(len(steps), dtype=np.int64)  # from the first start to the last end
     np.maximum.at(lengths, index, operations["end_ns"])
+    mesh = {}
     for axis, column in (("pp", "stage"), ("dp", "dp_rank")):
         seen = len(np.unique(operations[column]))
-        size = sizes.mesh.get(axis, int(operations[column].max()) + 1)
+        size = mesh[axis] = sizes.mesh.get(axis, int(operations[column].max()) + 1)
         if seen != size:
             notes.append(f"The table has operations for {seen:,} of {size:,} values of {column}.")
     forwards = operations.coded("kind").equals("forward-compute")
     batches = np.unique(operations["micro_batch"][forwards])
-    mesh = {
-        axis: sizes.mesh.get(axis, int(operations[column].max()) + 1)
-        for axis, column in (("pp", "stage"), ("dp", "dp_rank"))
-    }
     return OperationLog(
         operations=operations,
         origin=origin,

@@ -88,37 +88,56 @@ def read_operator_table(source: str) -> OperatorTable:
     if not _PATTERNS["header"].search(text):
         for header, layout in _layouts():
             if found := header.search(text):
-                return _listed(source, text, found.end(), layout)
+                return _listed(source, text, found.end(), layout, is_headed=bool(found[0]))
     return _operators(source, text.splitlines())
 
 
-def _listed(source: str, text: str, start: int, layout: _Layout) -> OperatorTable:
+def _sections(text: str, row: re.Pattern[str]) -> list[tuple[str, int, str]]:
+    """Actions that are profiled alone, their times and rows: first the longest that has rows."""
+    found = [*_PATTERNS["section"].finditer(text)]
+    ends = [*(one.start() for one in found[1:]), len(text)]
+    every = [
+        (one["action"], _scaled(one["seconds"], 1e9), text[one.end() : end])
+        for one, end in zip(found, ends, strict=False)
+    ]
+    listed = [one for one in every if any(map(row.fullmatch, one[2].splitlines()))]
+    longest = [max(listed, key=lambda one: one[1])] if listed else []
+    return [*longest, *(one for one in every if longest and one is not longest[0])]
+
+
+def _listed(
+    source: str, text: str, start: int, layout: _Layout, *, is_headed: bool
+) -> OperatorTable:
     """The table of functions or kernels whose header ends at a position."""
     row = re.compile(layout.row)
-    unit, printed = _PATTERNS["unit"].search(text), _PATTERNS["whole"].search(text)
+    sections = _sections(text, row)
+    unit, printed = (_PATTERNS[name].search(text) for name in ("unit", "whole"))
+    body = sections[0][2] if sections else text[start:]
     scale = 1e9 * float(unit[1]) if unit else _NS[layout.unit]
     are_kernels = "all" not in row.groupindex
     found: dict[str, TableOperator] = {}
     whole = _Whole()
-    for match in filter(None, map(row.fullmatch, text[start:].splitlines())):
+    for match in filter(None, map(row.fullmatch, body.splitlines())):
         name = match["name"].strip()[:MAX_NAME]
         own = _scaled(match["own"], scale)
         inside = own if are_kernels else _scaled(match["all"], scale)
         whole.take(own or inside, match.groupdict().get("share") or "")
-        before = found.get(name) if are_kernels else None
+        calls = int((match["calls"] or "").replace(",", "") or are_kernels)
+        if before := found.get(name) if are_kernels else None:
+            calls, own = calls + before.num_calls, own + before.self_device_ns
         found[name if are_kernels else str(len(found))] = TableOperator(
             name=name,
             kind=_kind(name),
-            num_calls=int((match["calls"] or "").replace(",", "") or are_kernels)
-            + (before.num_calls if before else 0),
-            self_cpu_ns=0 if are_kernels else own,
-            cpu_ns=0 if are_kernels else inside,
-            self_device_ns=own + (before.self_device_ns if before else 0) if are_kernels else 0,
-            device_ns=own + (before.device_ns if before else 0) if are_kernels else 0,
+            num_calls=calls,
+            self_cpu_ns=own * (not are_kernels),
+            cpu_ns=inside * (not are_kernels),
+            self_device_ns=own * are_kernels,
+            device_ns=own * are_kernels,
         )
     if not 0 < len(found) <= MAX_ROWS:
         _refuse(source, f"{len(found):,} readable rows")
-    cpu_ns = round(float(printed[1]) * 1e9) if printed else None if are_kernels else whole.ns
+    total = _scaled(printed[1], 1e9) if printed else None if are_kernels else whole.ns
+    cpu_ns = sections[0][1] if sections else total
     if layout.is_tree:
         cpu_ns = cpu_ns or max(one.cpu_ns for one in found.values())
     return OperatorTable(
@@ -126,6 +145,8 @@ def _listed(source: str, text: str, start: int, layout: _Layout) -> OperatorTabl
         device=layout.device if are_kernels else "",
         self_cpu_ns=cpu_ns,
         self_device_ns=whole.ns if are_kernels else None,
+        is_from_top=is_headed,
+        actions=tuple(section[:2] for section in sections),
     )
 
 
@@ -176,6 +197,7 @@ def _operators(source: str, every: Sequence[str]) -> OperatorTable:
         self_cpu_ns=totals.get("CPU", whole["CPU"].ns),
         self_device_ns=totals.get(device, whole[device or "CUDA"].ns),
         notes=tuple(notes),
+        is_from_top=not first,
     )
 
 
@@ -249,11 +271,14 @@ class _Whole:
         if percent > 0 and half / percent < self._error:
             self._error = half / percent
             self.ns = round(spent / percent * 100)
+        elif not percent and self._error == _MOST_ERROR:  # it is rounded to 0: at least this much
+            self.ns = max(self.ns or 0, round(spent / half * 100))
 
     def take_all(self, row: Mapping[str, str], what: str) -> None:
         """Add a row of columns: its own time, and the time with what it calls."""
         for column in map(str.format, ("Self {}", "Self {} total", "{} total"), repeat(what)):
-            self.take(_ns(row.get(column, "")), row.get(f"{column} %", "").removesuffix("%"))
+            share = row.get(f"{column} %", "").removesuffix("%")
+            self.take(_ns(row.get(column, "")), share if share.strip("0.") else "")
 
 
 def _kind(name: str) -> CollectiveKind:

@@ -146,3 +146,7 @@ class OperatorTableResult(Result, frozen=True, kw_only=True):
     # Rows with most time on the device, or on the CPU without a device.
     rows: tuple[TableRow, ...] = ()
     num_rows: int = 0  # Rows of the table.
+    # Times of a row by which a table is sorted from its top on; empty if it is not.
+    sorted_by: str = ""
+    # Actions that are profiled each alone, with their times in ns; the rows are of the first.
+    actions: tuple[tuple[str, int], ...] = ()

@@ -206,10 +206,9 @@ def _smoothed(ratio: NDArray[np.float64]) -> NDArray[np.float64]:
     """Means of the known values of neighbours; 1 (ready) if none is known."""
     kernel = np.ones(min(SMOOTHED_SAMPLES, ratio.shape[1]))
     known = np.isfinite(ratio)
-    values = np.where(known, ratio, 0.0)
-    sums = np.array([np.convolve(row, kernel, "same")[: ratio.shape[1]] for row in values])
-    counts = np.array(
-        [np.convolve(row, kernel, "same")[: ratio.shape[1]] for row in known.astype(float)]
+    sums, counts = (
+        np.array([np.convolve(row, kernel, "same")[: ratio.shape[1]] for row in values])
+        for values in (np.where(known, ratio, 0.0), known.astype(float))
     )
     smooth: NDArray[np.float64] = np.where(counts > 0.5, sums / np.maximum(counts, 1.0), 1.0)
     return smooth
@@ -218,6 +217,7 @@ def _smoothed(ratio: NDArray[np.float64]) -> NDArray[np.float64]:
 # A table of operators ----------------------------------------------------------------------------
 
 MOST_ROWS = 200
+_FEWEST_SORTED = 5  # Fewer rows are in order by chance.
 _STEP = "ProfilerStep"
 _LOADER = "enumerate(DataLoader)"
 _OPERATORS = ("aten::", "autograd::", "c10d::", "nccl:", "record_param_comms", "Optimizer.", _STEP)
@@ -245,12 +245,13 @@ def analyze_operator_table(run: Run) -> OperatorTableResult:
     table = run.get(OperatorTable)
     if table is None:
         return OperatorTableResult()
-    steps = [row for row in table.operators if row.name.startswith(_STEP)]
+    spans = [row for row in table.operators if row.name.startswith(_STEP)]
+    steps = [row for row in spans if row.cpu_ns] or spans
     num_steps = sum(row.num_calls for row in steps)
     loads = [row.cpu_ns for row in table.operators if row.name.startswith(_LOADER)]
     parts = _parts(table) if table.device else ()
     order = sorted(
-        table.operators,
+        (r for r in table.operators if r.cpu_ns or steps is spans or not r.name.startswith(_STEP)),
         key=lambda row: (
             row.name.startswith(_STEP),
             -row.self_device_ns,
@@ -273,8 +274,21 @@ def analyze_operator_table(run: Run) -> OperatorTableResult:
             for row in order[:MOST_ROWS]
         ),
         num_rows=len(table.operators),
+        sorted_by=_sorted_by(table),
+        actions=table.actions,
         unavailable=table.notes,
     )
+
+
+def _sorted_by(table: OperatorTable) -> str:
+    """The times by which a table is sorted: what is cut from its end has shorter ones."""
+    names = {row.name for row in table.operators}  # once each, or rows are single calls
+    if table.is_from_top and _FEWEST_SORTED <= len(names) == len(table.operators):
+        for field in ("self_device_ns", "self_cpu_ns", "device_ns", "cpu_ns"):
+            times = [getattr(row, field) for row in table.operators]
+            if times[0] > times[-1] and times == sorted(times, reverse=True):
+                return field
+    return ""
 
 
 def _parts(table: OperatorTable) -> tuple[TablePart, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from distprof.bounds import table_beside
 from distprof.escape import shorten
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.summaries import OTHER_COLLECTIVES, OperatorTableResult, TablePart
@@ -16,6 +17,7 @@ _KINDS = {
     OTHER_COLLECTIVES,
 }
 
+_TABLE = table_beside(__package__, "known.toml")["communication"]
 _MOST_NAMED = 4
 _MAX_NAME = 50
 
@@ -60,18 +62,11 @@ def communication_by_operator_table(table: OperatorTableResult, limits: Limits) 
         f"Most is {_said(parts[0])}{' and others' if len(parts) > 1 else ''}, of "
         f"{format_duration(table.self_device_ns)}. "
     )
-    fix = (
-        "Write the trace of all ranks (prof.export_chrome_trace) and name their folder: it "
-        "separates waiting from transfer. With FSDP, prefetch, and reshard after forward only "
-        "if memory requires it."
-    )
+    fix = _TABLE["trace"]
     is_pure = all(part.kind in _KINDS for part in table.parts if part.num_calls is not None)
     if is_pure and any(row.num_calls for row in table.rows):
         message = f"No row is computation. Means of a call: {_means(table)}. "
-        fix = (
-            "Compare kernels at one size of messages, by medians: a mean mixes sizes and waits. Of "
-            "a training, write the trace of all ranks (prof.export_chrome_trace)."
-        )
+        fix = _TABLE["kernels"]
     yield Draft(
         headline=f"Collectives take {format_ratio(share)} of the GPU's time",
         message=f"{message}How much of it overlaps with computation or waits for other ranks, "

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distprof.bounds import table_beside
 from distprof.escape import shorten
@@ -28,12 +29,19 @@ from distprof.sections.table import (
     ranks_table,
     rows_table,
 )
-from distprof.units import capitalized, format_bytes, format_duration, format_ratio
+from distprof.units import capitalized, fill, format_bytes, format_duration, format_ratio
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
 _TABLE = table_beside(__package__, "known.toml")
+
+
+def _say(sentence: str, **values: Any) -> str:
+    """A sentence of the table, with its values."""
+    return fill(_TABLE["say"][sentence], **values)
+
+
 MAX_ROWS = 12
 _MAX_NAME = 60
 _NAMED_ROWS = 3
@@ -86,8 +94,7 @@ def readiness_table(report: Report, *, show_all: bool) -> TableView | None:
     if not result.ranks:
         return None
     periods = [
-        f"Rank {one.rank} is the least ready from sample {one.first_sample:,} on, for "
-        f"{counted(one.num_samples, 'sample')} ({format_ratio(one.mean_ratio)} ready)."
+        _say("period", period=one, samples=counted(one.num_samples, "sample"))
         for one in result.periods[: None if show_all else MAX_ROWS]
     ]
     return TableView(
@@ -159,7 +166,7 @@ _SAME = 0.97  # Throughput below this share of another is lower
 MIN_WORK_RATIO = 0.3
 MIN_KNOWN_RATIO = 0.25
 _LITTLE = 0.02
-"""Share of a step below which loading data does not set its pace."""
+"""Share of a step below which loading data, and work of the GPU, do not set its pace."""
 
 MIN_STEP_BUSY_RATIO = 0.8
 """Share of a step that kernels take, below which the step waits for the CPU."""
@@ -168,6 +175,10 @@ MIN_BUSY_RATIO = 0.4
 MIN_LISTED_RATIO = 0.5
 """Below this share of the whole, a table does not show what takes most."""
 _NEARLY = 0.8
+MIN_NAMED_RATIO, MIN_LAUNCH_RATIO = 0.08, 0.05
+"""Share of the CPU's time from which a name, and launches of kernels, are worth a sentence."""
+
+_LAUNCHING, _WAITING = "launching kernels", "waiting for the GPU"
 _FEW_CALLS = 2
 _MANY_CALLS, _SHORT_NS = 10_000, 5_000
 """Kernels or copies this short wait for their launches if there are this many."""
@@ -234,18 +245,10 @@ def _collectives(result: CollectiveSummaryResult) -> list[str]:
         return ["The table of collectives has no collective whose ranks can be compared."]
     text = f"{format_ratio(result.wait_ratio)} of the time in collectives is spent waiting"
     if result.late_rank is not None:
-        text += (
-            f", {format_ratio(result.blamed_ratio)} of it for rank {result.late_rank}, which "
-            "arrives last: look at what this rank does before its collectives"
-        )
+        text += _say("late", ratio=result.blamed_ratio, rank=result.late_rank)
     worst = result.classes[0]
     size = f" of {format_bytes(worst.num_bytes)}" if worst.num_bytes is not None else ""
-    detail = (
-        f"The mean {worst.kind}{size} takes {format_duration(worst.mean_ns)}, but only "
-        f"{format_duration(worst.shortest_ns)} on rank {worst.last_rank}. "
-        f"Rank {worst.first_rank} waits longest."
-    )
-    return [f"{text}.", detail]
+    return [f"{text}.", _say("waiting", row=worst, size=size)]
 
 
 def _of_one_rank(result: CollectiveSummaryResult) -> list[str]:
@@ -255,19 +258,12 @@ def _of_one_rank(result: CollectiveSummaryResult) -> list[str]:
     whole = result.ranks[0].communication_ns
     if not whole:
         return ["The table of collectives has no times other than 0."]
-    most = (
-        f"{capitalized(longest.kind)} takes {format_ratio(spent / whole)} of the time in "
-        f"collectives: {format_duration(spent)} of {format_duration(whole)}."
-    )
+    most = _say("kind", kind=capitalized(longest.kind), ratio=spent / whole, spent=spent, of=whole)
     size = f" of {format_bytes(longest.num_bytes)}" if longest.num_bytes else ""
     calls = f"{counted(longest.num_calls, 'call')}{size}"
     detail = f"Longest are {calls}, with a mean of {format_duration(longest.mean_ns)}."
     if result.wait_ratio is None:
-        separate = (
-            "Whether it is waiting for late ranks is not decided: print log_summary("
-            "show_straggler=True), or record a trace with distprof capture -- COMMAND."
-        )
-        return [most, detail, separate]
+        return [most, detail, _TABLE["say"]["one rank"]]
     waiting = f"{format_ratio(result.wait_ratio)} of the time in collectives is spent waiting"
     if result.wait_ratio < 1 - _SCALES:
         return [f"{most} Only {waiting}: compare the rest with the speed of the network."]
@@ -282,14 +278,8 @@ def _input(result: InputReadinessResult) -> list[str]:
     if result.job_ratio is None:
         return []
     if result.job_ratio >= READY_RATIO:
-        return [
-            f"Input is ready: the least ready rank has its input ready for "
-            f"{format_ratio(result.job_ratio)} of the time."
-        ]
-    text = (
-        f"Input delays the job: the least ready rank has its input ready for only "
-        f"{format_ratio(result.job_ratio)} of the time"
-    )
+        return [_say("ready", ratio=result.job_ratio)]
+    text = _say("not ready", ratio=result.job_ratio)
     who = [period.rank for period in result.periods]
     if len(set(who)) > 1:
         order = [who[0], *(b for a, b in pairwise(who) if a != b)]
@@ -306,28 +296,17 @@ def scaling_lines(result: ScalingTableResult) -> list[str]:
         return []
     counts, rates, ratios, of = result.counts, result.rates, result.efficiency_ratio, result.of
     if of == "ranks":
-        slowest, usual = 1 / rates[0], 1 / median(rates)
-        times = (
-            f"{format_duration(round(slowest * 1e9))}, median {format_duration(round(usual * 1e9))}"
-        )
-        if slowest < _STRAGGLES * usual:
-            return [f"The times of {len(rates)} ranks differ little: the longest is {times}."]
-        return [
-            f"{capitalized(result.names[0])} is the slowest of {len(rates)} ranks: {times}.",
-            "Compare its GPU (clocks, other processes), its input and its batch with the others.",
-        ]
+        slowest, usual = round(1e9 / rates[0]), round(1e9 / median(rates))
+        kind = "ranks alike" if slowest < _STRAGGLES * usual else "slowest rank"
+        name = capitalized(result.names[0])
+        said = _say(kind, name=name, ranks=len(rates), slowest=slowest, usual=usual)
+        return [said, _TABLE["say"]["compare"]][: 1 + (kind == "slowest rank")]
     if of == "moments":
-        share, each = (
-            format_ratio(rates[-1] / rates[0]),
-            ", then ".join(result.names[:_MOST_MOMENTS]),
-        )
-        text = f"Training gets slower: its speed falls to {share} of that at first ({each})."
-        return [text, _TABLE["slower"]]
+        each = ", then ".join(result.names[:_MOST_MOMENTS])
+        return [_say("slower", ratio=rates[-1] / rates[0], each=each), _TABLE["slower"]]
     if result.names and rates[0] > _SAME_SPEED * rates[-1]:
-        text = f"The speeds of {len(rates)} ways differ little"
-        return [
-            f"{text}: {result.names[0]} has {format_ratio(rates[0] / rates[-1])} of the fastest."
-        ]
+        ratio, name = rates[0] / rates[-1], result.names[0]
+        return [_say("ways alike", ways=len(rates), name=name, ratio=ratio)]
     if result.names:
         *others, fastest = result.names
         shares = [
@@ -348,24 +327,14 @@ def scaling_lines(result: ScalingTableResult) -> list[str]:
     if best == first and rates[-1] < _SAME * rates[0]:
         text = f"{last:,} {of} are slower than {first:,}"
     grows = rates[at] / rates[at - 1]
-    change = (
-        f"throughput becomes only {grows:.2f} times as high"
-        if grows > 1 / _SAME
-        else f"throughput falls to {format_ratio(grows)}"
-        if grows < _SAME
-        else "throughput stays the same"
-    )
+    what = "grows" if grows > 1 / _SAME else "falls" if grows < _SAME else "stays"
+    change = _say(what, by=grows)
     most = f" {best:,} {of} are faster than {last:,}." if first < best < last else ""
-    how = (
-        "with NCCL_DEBUG=INFO, which says whether NCCL uses sockets between the nodes"
-        if of == "nodes" or counts[at] > _IN_A_NODE
-        else "and how they are connected with nvidia-smi topo -m"
-    )
+    how = _TABLE["say"]["nodes" if of == "nodes" or counts[at] > _IN_A_NODE else "node"]
     return [
         f"{text}: from {counts[at - 1]:,} to {counts[at]:,} {of}, {change}.{most}",
         *result.unavailable,
-        f"Why is not decided, because throughput does not show it: record a trace on "
-        f"{counts[at]:,} {of} with distprof capture -- COMMAND, {how}.",
+        _say("why", count=counts[at], of=of, how=how),
     ]
 
 
@@ -392,14 +361,12 @@ def _by_iterations(result: ScalingTableResult) -> list[str]:
     how = f"about as long on {last:,} {of} as" if is_same else f"{much} on {last:,} {of} than"
     one, shared = of.removesuffix("s"), "slower" if after > before else "hardly faster"
     lengths = (format_duration(round(length * 1e9)) for length in (after, before))
+    ratio = result.efficiency_ratio[-1]
     return [
         f"An iteration takes {how} on {first:,}: {', '.join(lengths)}.",
-        f"If each {one} kept its batch, scaling is {format_ratio(result.efficiency_ratio[-1])} "
-        f"efficient from {first:,} to {last:,} {of}; if all share a batch of the same size, "
-        f"{last:,} {of} are {shared} than {first:,}.",
+        _say("batches", one=one, ratio=ratio, first=first, last=last, of=of, shared=shared),
         *result.unavailable,
-        "Compare samples or tokens per second, at the same batch per GPU. If it scales badly, "
-        f"record a trace on {last:,} {of} with distprof capture -- COMMAND, which shows why.",
+        _say("same batch", last=last, of=of),
     ]
 
 
@@ -410,10 +377,12 @@ def _known_work(result: OperatorTableResult) -> list[str]:
     is_one = not result.self_cpu_ns and len({row.name for row in rows}) < _FEWEST_ROWS
     if total is None or is_one:
         return []
+    each = _by_name(result)
     spent = {
-        what: max((row.cpu_ns for row in rows if re.search(known, row.name)), default=0)
+        what: max((ns for name, ns in each.items() if re.search(known, name)), default=0)
         for what, known in _TABLE["work"].items()
     }
+    spent = {what: min(ns, total) for what, ns in spent.items()}
     outside = [row.self_cpu_ns for row in rows if row.name.startswith("ProfilerStep")]
     spent["Python code outside of operators"] = sum(outside)
     for row in rows:
@@ -425,9 +394,13 @@ def _known_work(result: OperatorTableResult) -> list[str]:
     if most < max(MIN_KNOWN_RATIO * total, 1, max(row.self_cpu_ns for row in rows)):
         return []
     what = next(name for name, ns in spent.items() if ns >= _NEARLY * most)
+    action = "".join(name for name, _ in result.actions[:1])
+    if {*re.findall(r"[a-z]{5,}", what)} & {*re.findall(r"[a-z]{5,}", action.lower())}:
+        return []  # it is the action itself
     share = "Most" if 2 * spent[what] >= total else "The largest known part"
     are_calls = all(re.match(r"(?:cu|cuda|hip)[A-Z]", row.name) for row in rows)
     where = "the time in calls of CUDA" if are_calls else "the CPU's time"
+    where = f"the time of {shorten(action, _MAX_NAME)}" if action else where
     of = f"{format_duration(total)} ({format_ratio(spent[what] / total)})"
     if not result.self_cpu_ns and spent[what] == total:  # the row itself is all that is known
         share, of = "The longest row", "an unknown whole"
@@ -435,6 +408,59 @@ def _known_work(result: OperatorTableResult) -> list[str]:
         f"{share} of {where} is {what}: {format_duration(spent[what])} of {of}.",
         *filter(None, (_advice(what, result),)),
     ]
+
+
+def _of_action(result: OperatorTableResult) -> list[str]:
+    """How long actions take that are profiled each alone, which shows no share of training."""
+    (name, ns), *others = ((shorten(name, _MAX_NAME), ns) for name, ns in result.actions)
+    calls = max(result.rows, key=lambda row: row.cpu_ns).num_calls or 1
+    named = ", ".join(_say("action", name=name, ns=ns) for name, ns in others[:_NAMED_ROWS])
+    return [
+        _say("calls of an action", name=name, ns=ns, calls=counted(calls, "call"), each=ns / calls),
+        *filter(None, (named and f"Other actions: {named}.",)),
+        *_known_work(result),
+        _say("inside", rows=_longest(result.rows, "self_cpu_ns")),
+        _TABLE["action"],
+    ]
+
+
+def _by_name(result: OperatorTableResult) -> dict[str, int]:
+    """CPU time by name, with what it calls, ns; some tables have a row for each call."""
+    each: dict[str, int] = {}
+    for row in result.rows:
+        name, before = _named(row), each.get(_named(row), 0)
+        each[name] = before + row.cpu_ns if row.num_calls else max(before, row.cpu_ns)
+    return each
+
+
+def _of_the_top(result: OperatorTableResult) -> list[str]:
+    """What the first rows of a sorted table and its longest name say, without most of the rows."""
+    field, cpu_ns = result.sorted_by, result.self_cpu_ns or 0
+    chip, whole = ("GPU", result.self_device_ns or 0) if "device" in field else ("CPU", cpu_ns)
+    rows = [row for row in result.rows if field and getattr(row, field) < _NEARLY * whole]
+    top = max(rows, key=lambda row: getattr(row, field), default=None)
+    each = (one for one in _by_name(result).items() if not one[0].startswith("ProfilerStep"))
+    known = {name: ns for name, ns in each if ns < _NEARLY * cpu_ns}
+    name = max(known, key=lambda one: known[one], default="")
+    said = []
+    if top:
+        what = _named(top) + " itself" * field.startswith("self")
+        share = _share(getattr(top, field), whole)
+        said += [_say("first", what=what, chip=chip, share=share), *_advised(top)]
+    if known and (not top or name != _named(top)) and known[name] >= MIN_NAMED_RATIO * cpu_ns:
+        calls = sum(row.cpu_ns > 0 for row in result.rows if _named(row) == name)
+        who = f"{name} and what it calls take" if calls == 1 else f"{calls} rows of {name} take"
+        said.append(f"{who} {_share(known[name], cpu_ns)} on the CPU.")
+        said += [_TABLE["say"][_WAITING]] * bool(re.search(_TABLE["work"][_WAITING], name))
+    launches = [row for row in result.rows if re.search(_TABLE["work"][_LAUNCHING], row.name)]
+    calls, spent = (sum(getattr(r, f) for r in launches) for f in ("num_calls", "self_cpu_ns"))
+    if calls >= _MANY_CALLS and spent >= MIN_LAUNCH_RATIO * cpu_ns:
+        said.append(_say(_LAUNCHING, calls=calls, spent=spent))
+    return said
+
+
+def _share(spent: int, whole: int) -> str:
+    return f"{format_duration(spent)} of {format_duration(whole)} ({format_ratio(spent / whole)})"
 
 
 def _advice(what: str, result: OperatorTableResult) -> str:
@@ -452,11 +478,7 @@ def _of_step(result: OperatorTableResult) -> list[str]:
     busy = sum(row.device_ns for row in steps) / (sum(row.num_calls for row in steps) or 1)
     if not busy or not result.step_ns or busy >= MIN_STEP_BUSY_RATIO * result.step_ns:
         return []
-    return [
-        f"A step takes {format_duration(result.step_ns)}, and kernels take at most "
-        f"{format_duration(round(busy))} of it ({format_ratio(busy / result.step_ns)}): most of "
-        "the rest, the GPU waits for the CPU."
-    ]
+    return [_say("step", step=result.step_ns, busy=round(busy), ratio=busy / result.step_ns)]
 
 
 def _of_one_row(result: OperatorTableResult) -> list[str]:
@@ -465,15 +487,20 @@ def _of_one_row(result: OperatorTableResult) -> list[str]:
     whole = _cpu_whole(result) or 0
     if len(result.rows) < _FEWEST_ROWS or top.self_cpu_ns < max(MIN_WORK_RATIO * whole, 1):
         return []
-    spent = f"{format_duration(top.self_cpu_ns)} of {format_duration(whole)}"
-    share = format_ratio(top.self_cpu_ns / whole)
-    return [f"{_named(top)} itself takes {share} of the CPU's time: {spent}.", *_advised(top)]
+    ratio = top.self_cpu_ns / whole
+    said = _say("itself", name=_named(top), ratio=ratio, spent=top.self_cpu_ns, of=whole)
+    return [said, *_advised(top)]
 
 
-def _cost(row: TableRow, field: str) -> tuple[str, str]:
-    """A row's time and, if the table counts them, its calls."""
-    calls = counted(row.num_calls, "call") if row.num_calls else ""
-    return format_duration(getattr(row, field)), calls
+def _longest(rows: Sequence[TableRow], field: str) -> str:
+    """The rows with the longest times, and, if the table counts them, their calls."""
+    order = sorted(rows, key=lambda row: -getattr(row, field))[:_NAMED_ROWS]
+    return ", ".join(
+        f"{_named(row)} ({format_duration(getattr(row, field))}"
+        f"{', ' + counted(row.num_calls, 'call') if row.num_calls else ''})"
+        for row in order
+        if getattr(row, field)
+    )
 
 
 def _cpu_rows(result: OperatorTableResult) -> list[str]:
@@ -481,7 +508,8 @@ def _cpu_rows(result: OperatorTableResult) -> list[str]:
     lacks = "No row of the table has own time on the GPU." if result.device else ""
     is_own = any(row.self_cpu_ns for row in result.rows)
     what, field = "CPU", "self_cpu_ns" if is_own else "cpu_ns"
-    if any(row.device_ns for row in result.rows):
+    on_gpu, on_cpu = (sum(getattr(r, f"{p}_ns") for r in result.rows) for p in ("device", "cpu"))
+    if on_gpu > _LITTLE * on_cpu:
         what, field = "GPU", "device_ns"
         lacks = "The table has only GPU times that include what an operator calls."
     rows = sorted(result.rows, key=lambda row: -getattr(row, field))
@@ -489,18 +517,16 @@ def _cpu_rows(result: OperatorTableResult) -> list[str]:
     whole = result.self_cpu_ns if what == "CPU" else result.self_device_ns
     shown = sum(getattr(row, field) for row in rows) / (whole or 1)
     if whole and shown < MIN_LISTED_RATIO:
+        known = known or _of_the_top(result)
         known = [*known, _cut(what, shown, is_known=bool(known))]
     elif field != "self_cpu_ns" and len(rows) >= _FEWEST_ROWS:
-        known = [*known, *_with_calls(rows, field, what)]
+        calls = [row for row in rows if not row.name.startswith("ProfilerStep")]
+        known = [*known, *_with_calls(calls or rows, field, what)]
     is_of_torch = any(row.name.startswith("aten::") for row in rows)
     lacks = lacks or f"The table has only CPU times{_TABLE['record'] * is_of_torch}."
     if len({row.name for row in result.rows}) < _FEWEST_ROWS and not result.self_cpu_ns:
-        lacks = "What takes the time is not decided, because the table shows too few rows."
-    named = ", ".join(
-        f"{_named(row)} ({', '.join(filter(None, _cost(row, field)))})"
-        for row in rows[:_NAMED_ROWS]
-        if getattr(row, field)
-    )
+        lacks = _TABLE["say"]["few rows"]
+    named = _longest(rows, field)
     if not named:
         lacks = "What takes the time is not decided, because all rows show 0: keep the first ones."
     return [*known, f"{lacks} Most {what} time: {named}." if named else lacks]
@@ -518,10 +544,8 @@ def _with_calls(rows: list[TableRow], field: str, what: str) -> list[str]:
     text = f"{_named(top)} and what it calls take longest on the {what}"
     said = [f"{text}: {format_duration(most)}{each}, of the rows shown.", *_advised(top)]
     if inside:
-        said.append(
-            f"It and {', '.join(map(_named, inside[:_MOST_MOMENTS]))} take nearly the same time, "
-            "so one is probably inside the other."
-        )
+        names = ", ".join(map(_named, inside[:_MOST_MOMENTS]))
+        said.append(_say("nested", names=names))
     return said
 
 
@@ -546,25 +570,20 @@ def _busy_ratio(result: OperatorTableResult) -> float | None:
 def _operators(result: OperatorTableResult) -> list[str]:
     if not result.num_rows:
         return []
+    if result.actions:
+        return _of_action(result)
     steps = []
     if result.num_steps and result.step_ns is not None:
-        steps.append(
-            f"{counted(result.num_steps, 'step')} of {format_duration(result.step_ns)}, profiler "
-            "included."
-        )
+        steps.append(_say("steps", steps=counted(result.num_steps, "step"), ns=result.step_ns))
     busy = _busy_ratio(result)
     lead = []
     if busy and busy < MIN_BUSY_RATIO:
-        lead.append(
-            f"Kernels take only {format_ratio(busy)} of the CPU's time, so the GPU waits for the "
-            "CPU most of the time."
-        )
-        lead += _known_work(result)
+        lead = [_say("idle", busy=busy), *_known_work(result)]
         if max(row.num_calls for row in result.rows if row.cpu_ns or row.device_ns) <= _FEW_CALLS:
             lead.append(_TABLE["first"])
     first = next((part for part in result.parts if part.num_calls is not None), None)
     if first is None:
-        return [*_of_step(result), *_cpu_rows(result), *lead, *steps]
+        return [*_of_step(result), *lead, *_cpu_rows(result), *steps]
     chip = "GPU" if result.device in ("", "CUDA", "device") else result.device
     own = (row for row in result.rows if row.kind in ("", first.kind))
     top, whole = next(own, result.rows[0]), result.self_device_ns or 0
@@ -576,15 +595,13 @@ def _operators(result: OperatorTableResult) -> list[str]:
         time = format_duration(top.self_device_ns)
         alone = f", of which {_named(top)} takes {time}"
     listed = sum(part.ratio for part in result.parts if part.num_calls is not None)
-    if (shown := _shown_of_cpu(result)) < MIN_LISTED_RATIO:
-        return [_cut("CPU", shown), *steps]
-    if listed < MIN_LISTED_RATIO:
-        known = [] if lead else _known_work(result)
-        return [*lead, *known, _cut(chip, listed), *steps]
-    most = (
-        f"{name} takes most of the {chip}'s time that is listed: {format_duration(spent)} of "
-        f"{format_duration(whole)} ({format_ratio(spent / whole)}){alone}."
-    )
+    shown = _shown_of_cpu(result)
+    if shown < MIN_LISTED_RATIO or listed < MIN_LISTED_RATIO:
+        cut = ("CPU", shown) if shown < MIN_LISTED_RATIO else (chip, listed)
+        known = lead or _known_work(result)
+        sorted_out = [] if known else _of_the_top(result)
+        return [*known, *sorted_out, _cut(*cut, is_known=bool(sorted_out)), *steps]
+    most = _say("most", name=name, chip=chip, share=_share(spent, whole), alone=alone)
     return [*lead, most, *_of_top(top), *steps]
 
 
@@ -605,10 +622,4 @@ def _of_top(top: TableRow) -> list[str]:
 
 def _cut(chip: str, listed: float, *, is_known: bool = False) -> str:
     """What a table without most of its rows leaves open: all, unless one of them says enough."""
-    print_all = "print all of them, longest first (row_limit=-1 in torch)."
-    if is_known:
-        return f"The rows shown have only {format_ratio(listed)} of it: {print_all}"
-    return (
-        f"What takes most of the {chip}'s time is not decided, because the rows shown have only "
-        f"{format_ratio(listed)} of it: {print_all}"
-    )
+    return _say("cut, but known" if is_known else "cut", chip=chip, ratio=listed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from distprof.bounds import table_beside
 from distprof.escape import short_ranks
 from distprof.sections.base import VerdictText
 from distprof.sections.job.show import mesh_text
@@ -21,11 +22,12 @@ from distprof.sections.whatif import (
     limiting_stage,
 )
 from distprof.terms import StepSource
-from distprof.units import capitalized, format_duration, format_ratio
+from distprof.units import capitalized, fill, format_duration, format_ratio
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
+_TABLE = table_beside(__package__, "show.toml")
 MAX_SHOWN = 10
 SMALL_RATIO = 0.001
 
@@ -105,12 +107,9 @@ def gain_sentence(report: Report) -> str:
         return ""
     if found.recoverable_ns < MIN_GAIN_RATIO * result.replayed_ns:
         return ""
-    return (
-        f"If {found.title}, a {window_word(report)} would take {format_duration(found.step_ns)} "
-        f"instead of {format_duration(result.replayed_ns)} (simulated), "
-        f"{format_ratio(found.recoverable_ns / result.replayed_ns)} less. The simulation is "
-        f"{format_ratio(abs(result.model_error_ratio))} off the measured {window_word(report)}."
-    )
+    less, error = found.recoverable_ns / result.replayed_ns, abs(result.model_error_ratio)
+    taken = {"found": found, "replayed": result.replayed_ns, "less": less, "error": error}
+    return fill(_TABLE["gain"], step=window_word(report), **taken)
 
 
 def whatif_table(report: Report, *, show_all: bool) -> TableView | None:
@@ -123,19 +122,13 @@ def whatif_table(report: Report, *, show_all: bool) -> TableView | None:
     shown, more = first_rows(worth, MAX_SHOWN, show_all=show_all, note="and {} with --all")
     notes = [*more]
     if result.model_error_ratio is not None and result.num_steps is not None:
-        notes.append(
-            f"with nothing changed, the simulation is "
-            f"{format_ratio(abs(result.model_error_ratio))} off the measured mean of "
-            f"{counted(result.num_steps, 'step')}{_sample(result)}"
-        )
+        steps = f"{counted(result.num_steps, 'step')}{_sample(result)}"
+        notes.append(fill(_TABLE["error"], error=abs(result.model_error_ratio), steps=steps))
     if result.slowdown is not None:
         text = f"the step takes {result.slowdown:.3f} times as long as with identical ranks"
         slowest = result.workers[:1]
         if result.m_w is not None and slowest:
-            text += (
-                f". The slowest ranks, rank {slowest[0].rank} first, explain "
-                f"{format_ratio(result.m_w)} of the difference"
-            )
+            text += fill(_TABLE["slowest"], rank=slowest[0].rank, share=result.m_w)
         if result.m_s is not None:
             text += f", the last stage {format_ratio(result.m_s)}"
         notes.append(text)
@@ -324,10 +317,7 @@ def _steps_sentence(whatif: WhatIfResult) -> str:
     if not whatif.steps or whatif.ideal_ns is None:
         return ""
     worst = whatif.steps[0]
-    return (
-        f"An ideal step takes {format_duration(whatif.ideal_ns)}. The slowest, step "
-        f"{worst.step:,}, takes {format_ratio(worst.slowdown - 1)} longer."
-    )
+    return fill(_TABLE["ideal"], ideal=whatif.ideal_ns, worst=worst, longer=worst.slowdown - 1)
 
 
 def _model_sentence(whatif: WhatIfResult) -> str:
@@ -335,7 +325,4 @@ def _model_sentence(whatif: WhatIfResult) -> str:
         return ""  # unknown, or nothing to explain
     error = format_ratio(abs(whatif.model_error_ratio))
     way = "shorter" if whatif.model_error_ratio < 0 else "longer"
-    return (
-        f"The simulated step is {error} {way} than the measured one: the simulation leaves out "
-        "late launches."
-    )
+    return fill(_TABLE["off"], error=error, way=way)

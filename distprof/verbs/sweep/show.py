@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 
+from distprof.bounds import table_beside
 from distprof.costs.scaling import LAW_NAMES
 from distprof.documents.document import Document
 from distprof.documents.page import Page, Priced
 from distprof.formats import RenderOptions
 from distprof.sections.table import Bar, Column, Drawing, TableView, counted, present, rows_table
-from distprof.units import format_duration, format_ratio, signed
+from distprof.units import fill, format_duration, format_ratio, signed
 from distprof.verbs.sweep import (
     CAUSES,
     SCALING_SCHEMA,
@@ -22,6 +23,7 @@ from distprof.verbs.sweep import (
     ScalingSize,
 )
 
+_TABLE = table_beside(__package__, "show.toml")
 LAWS = {"amdahl": "Amdahl", "gustafson": "Gustafson", "usl": "USL"}
 """Short names of the laws."""
 _PARAMETERS = {"serial": "s", "sigma": "σ", "kappa": "κ"}
@@ -51,14 +53,11 @@ def scaling_verdict(scaling: ScalingResult) -> str:
     if not scaling.sizes:
         return "Not a sweep: " + (" ".join(scaling.unavailable) or "there are no runs.")
     largest = scaling.sizes[-1]
-    step, ideal = format_duration(largest.step_ns), format_duration(largest.ideal_step_ns)
     ends = _efficiency_interval(largest)
     efficiency = f"{format_ratio(largest.efficiency)}{f' ({ends} %)' if ends else ''}"
-    verdict = (
-        f"{counted(largest.num_ranks, 'rank')} reach {efficiency} of the efficiency of "
-        f"{scaling.baseline_ranks} ({scaling.mode} scaling): a step takes {step} instead of "
-        f"{ideal} at full efficiency"
-    )
+    ranks = counted(largest.num_ranks, "rank")
+    found = {"ranks": ranks, "efficiency": efficiency, "scaling": scaling, "size": largest}
+    verdict = fill(_TABLE["verdict"], **found)
     main = max(largest.losses, key=lambda loss: loss.lost_ns, default=None)
     if main is None or largest.lost_ns <= 0 or 3 * main.lost_ns < largest.lost_ns:
         return f"{verdict}."
@@ -88,11 +87,7 @@ def _unsteady(sizes: Sequence[ScalingSize]) -> Iterator[str]:
     ]
     ratio, ranks, least, most = max(spread, key=itemgetter(0), default=(0.0, 0, 0, 0))
     if ratio > _UNSTEADY:
-        yield (
-            f"Runs differ widely: a step on {counted(ranks, 'rank')} took {format_duration(least)} "
-            f"in one run and {format_duration(most)} in another. The machine may be busy, or the "
-            "job may vary: use an idle machine, or more repeats."
-        )
+        yield fill(_TABLE["unsteady"], ranks=counted(ranks, "rank"), least=least, most=most)
 
 
 def _beyond(scaling: ScalingResult) -> Iterator[str]:
@@ -108,11 +103,8 @@ def _beyond(scaling: ScalingResult) -> Iterator[str]:
             for law in scaling.laws
             if (at := _at(law, largest.num_ranks))
         )
-        ranks, efficiency = counted(largest.num_ranks, "rank"), format_ratio(largest.efficiency)
-        yield (
-            f"No law fits these runs: on {ranks}, the measured efficiency is {efficiency}, but the "
-            f"fits give {fitted}. There is no extrapolation to more ranks."
-        )
+        ranks = counted(largest.num_ranks, "rank")
+        yield fill(_TABLE["no law"], ranks=ranks, size=largest, fitted=fitted)
 
 
 def follows(law: ScalingLaw, largest: ScalingSize) -> bool:
@@ -134,18 +126,13 @@ def _extrapolation(law: ScalingLaw, largest: int) -> Iterator[str]:
     beyond = [one for one in law.predictions if one.is_extrapolated]
     certain = [one for one in beyond if one.high - max(one.low, 0) < _VAGUE]
     if beyond and not certain:
-        yield (
-            f"These runs do not predict the efficiency on more than {counted(largest, 'rank')}: on "
-            f"{beyond[0].num_ranks:,} ranks it may be {_ends(beyond[0])}. More repeats or sizes "
-            "narrow that range."
-        )
+        ranks, ends = counted(largest, "rank"), _ends(beyond[0])
+        yield fill(_TABLE["vague"], ranks=ranks, first=beyond[0], ends=ends)
         return
     if certain:
         values = "; ".join(f"{one.num_ranks:,} ranks {_interval(one)}" for one in certain)
-        yield (
-            f"If scaling continues by {LAW_NAMES.get(law.law, law.law)}: {values}. The intervals "
-            "cover the error of the measurements, not that of the law."
-        )
+        name = LAW_NAMES.get(law.law, law.law)
+        yield fill(_TABLE["continues"], law=name, values=values)
     if law.peak_ranks is None:
         return
     peak = max(round(law.peak_ranks), 1)
