@@ -31,7 +31,7 @@ from distprof.units import capitalized, format_bytes, format_duration, name_rank
 _MAX_LINES = 200
 UNSAID = ("phase", "preparing", "setup", "calls", "agents", "joining", "world", "closing", "aside",
           "begun", "finished", "closed", "cpu", "stage", "complaint", "loud",
-          "backend")  # fmt: skip
+          "backend", "ignored")  # fmt: skip
 """Kinds of lines that reports do not list."""
 
 _MAX_QUOTE = 200
@@ -176,7 +176,15 @@ def _is_interrupt(event: OutputEvent) -> bool:
 
 
 def _without_asides(output: JobOutput) -> Iterator[OutputEvent]:
-    """The events but those of exceptions that Python ignores, or that end only a helper thread."""
+    """The events but those of exceptions that Python ignores, or that end only a helper thread.
+
+    What a launcher raises while it ends its processes only shows that it does.
+    """
+    of_end = set()
+    for event in _of(output, "exception", "cut", "frames"):
+        if words().search("ending", _frames(event)):
+            count = _frames(event).count("\n") + _TO_NEXT
+            of_end |= {(event.file, event.line + number) for number in range(count)}
     begins = sorted({(e.file, e.line) for e in _of(output, "exception", "cut", "mixed")})
     inside = set()
     for event in _of(output, "aside"):
@@ -193,8 +201,13 @@ def _without_asides(output: JobOutput) -> Iterator[OutputEvent]:
     for event in output.events:
         is_inside = event.yields in _OF_ASIDES or event.name == "last-line"
         is_inside &= event.fields.get("type") != "KeyboardInterrupt"
-        if not (is_inside and (event.file, event.line, event.rank) in inside):
+        if (event.file, event.line) in of_end:
+            is_of_end = event.yields in (*_OF_ASIDES, "error")
+            yield replace(event, yields="closing") if is_of_end else event
+        elif not (is_inside and (event.file, event.line, event.rank) in inside):
             yield event
+        elif _frames(event):
+            yield replace(event, yields="ignored")
 
 
 _OF_ASIDES = ("exception", "cut", "frames", "mixed", "peer", "loader")
@@ -1154,7 +1167,9 @@ def _peer(output: JobOutput) -> EndingResult | None:
         what = last if "failure" in last else f"{last} ({kind})" if last else kind
         line = f"{who} failed in NCCL{where}: {what}."
         suspects = ()
-    steps, tail = words().steps[event.yields], ""
+    is_logged = any("NCCL INFO" in line for lines in output.ends.values() for line in lines)
+    logged = "nccl logged" if is_logged and event.yields == "nccl" else event.yields
+    steps, tail = words().steps[logged], ""
     warning = _warning_near(event, output, sys.maxsize)
     if suspects:
         tail = f" {capitalized(name_ranks(suspects))} reported nothing."
@@ -1529,6 +1544,8 @@ def _complained(output: JobOutput) -> EndingResult | None:
         said = _undecided("complaint", text, "complaint")
         steps = words().steps["uneven"] if words().search("uneven", why) else ()
         return replace(said, next_steps=(*steps, *said.next_steps))
+    if stood := _stood(output, _of(output, "ignored")):
+        return stood
     shown = last_printed(output)
     found = "" if shown.startswith(_FIRST_TROUBLE) else ", but the text shows no reason"
     text = f"the job is said to stand still{found}. {shown}"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from distprof.escape import shorten
 from distprof.sections.base import VerdictText
+from distprof.sections.ending import STUCK
 from distprof.sections.nccl import (
     BETWEEN,
     INSIDE,
@@ -55,6 +56,15 @@ def nccl_verdict(report: Report) -> VerdictText:
         *(() if result.tested else report.ending.alternatives),
     )
     return line, tuple(sentence for sentence in why if sentence and sentence not in line)
+
+
+def known_network(report: Report) -> str:
+    """What NCCL's lines say about connections, of a job that hung or failed in one of them."""
+    result, ending = report.nccl, report.ending
+    is_near = ending.state == STUCK or ending.cause in ("nccl", "network", "peer", "error")
+    is_known = bool(result.transports or _topology(result))
+    line = _line(result) if is_known else _chosen(result)
+    return f"NCCL's lines: {line}" if is_near and line else ""
 
 
 def _is_alone(report: Report) -> bool:

@@ -42,12 +42,22 @@ def nccl_over_sockets(
         return
     yield Draft(
         headline=f"{sockets:,} of {total:,} connections between nodes use TCP sockets",
-        message=f"NCCL chose NET/Socket{_why(nccl)}.",
+        message=f"NCCL chose NET/Socket{_why(nccl)}.{_idle(nccl)}",
         fix=advice("nccl-over-sockets", "connections"),
         cost_ns_per_step=exposed_between_nodes(collectives, times),
         confidence=Confidence.INFERRED,
         evidence=("nccl.transports", "nccl.networks"),
     )
+
+
+def _idle(nccl: NcclResult) -> str:
+    """Interfaces that no connection uses on any host."""
+    used = {card for host in nccl.hosts for card in host.used_cards}
+    idle = {card for host in nccl.hosts if host.used_cards for card in host.cards} - used
+    if not idle:
+        return ""
+    names = (", ".join(sorted(some)[:_MOST_CARDS]) for some in (used, idle))
+    return " They use {}, and none of those shown uses {}.".format(*names)
 
 
 def _by_choice(nccl: NcclResult) -> Iterator[Draft]:
