@@ -309,6 +309,7 @@ _READERS: tuple[tuple[str, Reader], ...] = (
     ("Could not enable P2P ", _of("peer_failed", lambda _: Remark(NcclRemark.PEER_OFF, "refused"))),
     ("Check P2P Type ", _of("no_peers", lambda _: Remark(NcclRemark.PEER_OFF, "refused"))),
     ("P2P is disabled ", _of("peer_off", lambda m: Remark(NcclRemark.PEER_OFF, _LINKS[m[1]]))),
+    ("NET/OFI S", _of("slow_provider", lambda m: Cards("Socket", ((0, m[1], ""),)))),
     ("NET/OFI S", _of("provider", lambda m: Cards("Libfabric", ((0, m[1], ""),)))),
     ("NET/", _cards),
     ("Using network ", _of("network", lambda m: Network(m[1]))),

@@ -49,6 +49,9 @@ def stacks_in(text: str) -> tuple[tuple[str, ...], int | None, int]:
     if _HOW["kernel"].match(first):
         names = [line.split()[1].partition("+")[0] for line in _leading(lines, _HOW["kernel"])]
         return tuple(f"{name} (kernel)" for name in names), rank, len(names)
+    if _HOW["threads"].match(first):
+        listed = "\n".join(_leading(lines[1:], _HOW["in_threads"]))
+        return _native(_HOW["in_threads"].sub(r"Thread \1 (LWP \1):\n#0  ", listed).splitlines())
     if first.startswith("#") or _HOW["native_thread"].match(first):
         return _native(lines)
     own = [line for line in lines[1:] if line.strip()]
@@ -210,12 +213,8 @@ def calls_of(frames: Sequence[str], pattern: re.Pattern[str] = FRAME) -> tuple[s
             place = path.rpartition("/")[2] or "native"
             number = f":{match['line']}" if match["line"] else ""
             call = f"{match['name']} ({place}{number})"[:_MAX_TEXT]
-            is_own = (
-                _tells(path, match["name"])
-                or _HOW["waits"].match(call)
-                or not _HOW["library"].search(path)
-            )
-            calls.append((call, bool(is_own)))
+            tells = _tells(path, match["name"]) or _HOW["waits"].match(call)
+            calls.append((call, bool(tells) or not _HOW["library"].search(path)))
     if not calls and frames and (match := pattern.match(frames[0])):
         where = (match["file"] or "native").rpartition("/")[2]
         calls = [(f"{match['name']} ({where})"[:_MAX_TEXT], True)]
@@ -236,7 +235,7 @@ def calls_of_traceback(text: str) -> tuple[str, ...]:
         code = code or (line if frames and not _HOW["debugged"].match(f" {line}") else "")
     calls = calls_of(frames, _HOW["debugged"])
     own, called = last_own(text), _HOW["called"].findall(code)
-    path = _HOW["debugged"].match(frames[0])["file"] if frames else ""
+    path = frames[0].split('"')[1] if frames else ""
     if tells := next((name for name in called if _tells(path, name)), ""):
         return (f"{tells} ({path.rpartition('/')[2]})", *calls)
     if len(called) != 1 or not calls or calls[0] != own or own != last_own(frames[0]):

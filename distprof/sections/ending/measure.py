@@ -870,7 +870,7 @@ def _reason(output: JobOutput, code: int | None = None) -> str:
 def _last_error(output: JobOutput) -> str:
     """The last line that a logger calls an error, or NCCL a warning; empty without one."""
     known = {(e.file, e.line) for e in output.events if e.yields not in (*UNSAID, "warning")}
-    events = (e for e in _of(output, "loud", "warning") if (e.file, e.line) not in known)
+    events = (e for e in _loud(output, "loud", "warning") if (e.file, e.line) not in known)
     event = max(events, key=lambda e: e.line, default=None)
     return "" if event is None else f"; the last error reads “{_warned(event)}”"
 
@@ -1176,7 +1176,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
     elif event.yields == "peer" and "store" not in event.fields:
         tail = " The output does not show which rank."
     elif event.yields == "nccl" and "last" not in event.fields and warning is not None:
-        line = f"{who} failed in NCCL{where}: {_warned(warning)} ({what})."
+        also = "" if what in _warned(warning) else f" ({what})"
+        line = f"{who} failed in NCCL{where}: {_warned(warning)}{also}."
         steps = steps[1:]
     advice = advice_on(event.yields, f"{line}{tail} {event.text}")
     if event.name == "nccl-cuda":  # this is the warning that names the call
@@ -1362,9 +1363,14 @@ def _cut(output: JobOutput, kind: str = "cut") -> EndingResult | None:
 
 def _warning_near(event: OutputEvent, output: JobOutput, most: int) -> OutputEvent | None:
     """The last warning of NCCL before a line, at most some lines away; else the first after it."""
-    warned = [e for e in _of(output, "warning") if e.file == event.file]
+    warned = [e for e in _loud(output, "warning") if e.file == event.file]
     warned = [e for e in warned if abs(e.line - event.line) <= most]
     return next(iter([e for e in warned if e.line < event.line][-1:] or warned), None)
+
+
+def _loud(output: JobOutput, *kinds: str) -> list[OutputEvent]:
+    """Warnings and errors but those after which a job runs, only slower."""
+    return [e for e in _of(output, *kinds) if not words().search("minor", e.fields["what"])]
 
 
 def _warned(warning: OutputEvent) -> str:
@@ -1547,6 +1553,9 @@ def _complained(output: JobOutput) -> EndingResult | None:
     if stood := _stood(output, _of(output, "ignored")):
         return stood
     shown = last_printed(output)
+    if re.search(r"NCCL INFO Channel \d", shown):
+        text = "the text ends while NCCL sets up: its last lines connect channels"
+        return _undecided("set-up", text, "set-up")
     found = "" if shown.startswith(_FIRST_TROUBLE) else ", but the text shows no reason"
     text = f"the job is said to stand still{found}. {shown}"
     return _undecided("complaint", f"{text}It holds no time-out, end or Python stack", "complaint")

@@ -51,7 +51,9 @@ def _activity(calls: Sequence[str]) -> str:
     """What a process does, by its innermost known call."""
     activities = words().activity.items()
     known = [name for call in calls for name, one in activities if re.match(one.pattern, call)]
-    known = [name for name in known if name != "children"] or known
+    known = [name for name in known if name not in ("children", "idle thread")] or known
+    if known[:1] == ["idle thread"] and any(".py:" in call for call in calls):
+        return ""
     first = (name for name in _TELLING if name in known)
     return next(first, known[0] if known else "")
 

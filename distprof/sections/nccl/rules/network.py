@@ -56,8 +56,15 @@ def _idle(nccl: NcclResult) -> str:
     idle = {card for host in nccl.hosts if host.used_cards for card in host.cards} - used
     if not idle:
         return ""
-    names = (", ".join(sorted(some)[:_MOST_CARDS]) for some in (used, idle))
+    names = [", ".join(sorted(some)[:_MOST_CARDS]) for some in (used, idle)]
+    if all(_OF_ONE_HOST.match(card) for card in used):
+        return (
+            f" They use {names[0]}, which no other host reaches: set NCCL_SOCKET_IFNAME={names[1]}."
+        )
     return " They use {}, and none of those shown uses {}.".format(*names)
+
+
+_OF_ONE_HOST = re.compile(r"lo$|docker|veth|virbr|br-|cni|lxcbr|podman")
 
 
 def _by_choice(nccl: NcclResult) -> Iterator[Draft]:
