@@ -1336,6 +1336,9 @@ def _cut(output: JobOutput, kind: str = "cut") -> EndingResult | None:
     if "type" not in event.fields and (began := _stands_at(output) or _stood(output, [event])):
         return began
     place = event.fields.get("place") or last_own(_frames(event))
+    if _of(output, "complaint") and place and "type" not in event.fields:
+        says = f"the job is said to stand still. A traceback without its message shows it in {place}"
+        return _undecided("complaint", says, "complaint")
     kind, is_bare = event.fields.get("type", "an exception"), "bare" in event.fields
     lacks = f"{'which has no' if is_bare else 'but the text ends before its'} message"
     code = _last_code(event)
