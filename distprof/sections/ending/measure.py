@@ -176,10 +176,7 @@ def _is_interrupt(event: OutputEvent) -> bool:
 
 
 def _without_asides(output: JobOutput) -> Iterator[OutputEvent]:
-    """The events but those of exceptions that Python ignores, or that end only a helper thread.
-
-    What a launcher raises while it ends its processes only shows that it does.
-    """
+    """The events but what Python ignores, helper threads raise, or launchers in a handler."""
     of_end = set()
     for event in _of(output, "exception", "cut", "frames"):
         if words().search("ending", _frames(event)):
@@ -381,8 +378,8 @@ def _host_memory(output: JobOutput) -> EndingResult | None:
     if not (events or killed):
         return None
     event = (events or killed)[0]
-    blamed = next((e for e in [*killed, *_exits(output)] if _signal(e) == "SIGKILL"), event)
-    blamed = killed[0] if killed else blamed
+    ended = (e for e in _exits(output) if _signal(e) == "SIGKILL")
+    blamed = next(iter(killed), next(ended, event))
     rss = event.number("rss_kb")
     held = f" when it held {format_bytes(rss * 1024)}" if rss else ""
     how = "was killed because the host or its memory limit had no memory left"
@@ -470,15 +467,8 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
         event = next((e for e in tries if e.yields == "assert" and "assertion" in e.fields), event)
     same = {e.rank for e in events if _key(e) == _key(event)}
     ranks = tuple(sorted(rank for rank in same if rank is not None))
-    traceback = next(
-        (
-            e
-            for e in tracebacks
-            if _is_near(e, event) and not words().search("launching", _frames(e))
-        ),
-        None,
-    )
-    frames = _frames(traceback) if traceback else ""
+    near = (_frames(e) for e in tracebacks if _is_near(e, event))
+    frames = next((one for one in near if not words().search("launching", one)), "")
     place = last_own(frames)
     line, steps = _told(event) if _row(event).says else _WORDS[event.yields](event)
     if event.yields == "memory" and words().search("saving", f"{event.text} {frames}"):
@@ -870,7 +860,7 @@ def _reason(output: JobOutput, code: int | None = None) -> str:
 def _last_error(output: JobOutput) -> str:
     """The last line that a logger calls an error, or NCCL a warning; empty without one."""
     known = {(e.file, e.line) for e in output.events if e.yields not in (*UNSAID, "warning")}
-    events = (e for e in _loud(output, "loud", "warning") if (e.file, e.line) not in known)
+    events = (e for e in _of(output, "loud", "warning") if (e.file, e.line) not in known)
     event = max(events, key=lambda e: e.line, default=None)
     return "" if event is None else f"; the last error reads “{_warned(event)}”"
 
@@ -1337,8 +1327,8 @@ def _cut(output: JobOutput, kind: str = "cut") -> EndingResult | None:
         return began
     place = event.fields.get("place") or last_own(_frames(event))
     if _of(output, "complaint") and place and "type" not in event.fields:
-        says = f"the job is said to stand still. A traceback without its message shows it in {place}"
-        return _undecided("complaint", says, "complaint")
+        says = "the job is said to stand still. A traceback without its message shows it in"
+        return _undecided("complaint", f"{says} {place}", "complaint")
     kind, is_bare = event.fields.get("type", "an exception"), "bare" in event.fields
     lacks = f"{'which has no' if is_bare else 'but the text ends before its'} message"
     code = _last_code(event)
@@ -1366,14 +1356,9 @@ def _cut(output: JobOutput, kind: str = "cut") -> EndingResult | None:
 
 def _warning_near(event: OutputEvent, output: JobOutput, most: int) -> OutputEvent | None:
     """The last warning of NCCL before a line, at most some lines away; else the first after it."""
-    warned = [e for e in _loud(output, "warning") if e.file == event.file]
+    warned = [e for e in _of(output, "warning") if e.file == event.file]
     warned = [e for e in warned if abs(e.line - event.line) <= most]
     return next(iter([e for e in warned if e.line < event.line][-1:] or warned), None)
-
-
-def _loud(output: JobOutput, *kinds: str) -> list[OutputEvent]:
-    """Warnings and errors but those after which a job runs, only slower."""
-    return [e for e in _of(output, *kinds) if not words().search("minor", e.fields["what"])]
 
 
 def _warned(warning: OutputEvent) -> str:

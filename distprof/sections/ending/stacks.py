@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Sequence
-from itertools import chain
 
 from msgspec.structs import replace
 
@@ -147,25 +146,18 @@ def _apart(waiting: Sequence[EndingStack]) -> EndingResult:
     """Processes that wait in different collectives, or in those of different lines."""
     shared = set.intersection(*(set(one.calls) for one in waiting))
     common = set.intersection(*({*map(_function, one.calls)} for one in waiting))
-    places: dict[str, list[EndingStack]] = {}
+    places: dict[str, EndingStack] = {}
     for one in waiting:
         calls = one.calls[one.calls.index(_call(one)) + 1 :]
         by = next((c for c in reversed(calls) if _function(c) not in common), "")
         by = by or next((call for call in calls if call not in shared), "")
-        places.setdefault(f"{_call(one)}{f', called by {by}' if by else ''}", []).append(one)
-    merged = [
-        (
-            replace(
-                some[0],
-                ranks=tuple(chain(*(one.ranks for one in some))),
-                count=sum(one.count for one in some),
-            ),
-            place,
-        )
-        for place, some in places.items()
-    ]
-    parts = [f"{_who(one)} {_verb(one)} in {place}" for one, place in merged[-4:]]
-    waiting = sorted((one for one, _ in merged), key=lambda one: one.count)
+        place = f"{_call(one)}{f', called by {by}' if by else ''}"
+        known = places.get(place, replace(one, ranks=(), count=0))
+        ranks, count = (*known.ranks, *one.ranks), known.count + one.count
+        places[place] = replace(known, ranks=ranks, count=count)
+    shown = [*places.items()][-4:]
+    parts = [f"{_who(one)} {_verb(one)} in {place}" for place, one in shown]
+    waiting = sorted(places.values(), key=lambda one: one.count)
     is_odd = len(waiting) > 1 and waiting[0].count < waiting[1].count
     return EndingResult(
         state=STUCK,

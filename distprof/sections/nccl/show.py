@@ -62,8 +62,7 @@ def known_network(report: Report) -> str:
     """What NCCL's lines say about connections, of a job that hung or failed in one of them."""
     result, ending = report.nccl, report.ending
     is_near = ending.state == STUCK or ending.cause in ("nccl", "network", "peer", "error")
-    is_known = bool(result.transports or _topology(result))
-    line = _line(result) if is_known else _chosen(result)
+    line = _line(result) if result.transports or _topology(result) else _chosen(result)
     return f"NCCL's lines: {line}" if is_near and line else ""
 
 
@@ -83,9 +82,8 @@ def nccl_origin(report: Report) -> str:
 
 def jobs_fact(result: NcclResult) -> str:
     """The number of jobs, which share no communicator; empty for one job."""
-    if result.num_jobs < 2:
-        return ""
-    return f"{result.num_jobs:,} jobs that share no communicator"
+    jobs = f"{result.num_jobs:,} jobs that share no communicator"
+    return jobs if result.num_jobs > 1 else ""
 
 
 def transport_name(way: NcclTransport) -> str:
@@ -209,10 +207,8 @@ def _init(result: NcclResult) -> str:
         return ""
     largest = result.groups[0].num_ranks
     several = "s" if number > 1 else ""
-    text = f"{number:,} communicator{several}, the largest of {largest:,} ranks"
-    if not slowest:
-        return f"{text}."
-    return f"{text}; the slowest took {format_duration(slowest)} to initialise."
+    took = f"; the slowest took {format_duration(slowest)} to initialise" if slowest else ""
+    return f"{number:,} communicator{several}, the largest of {largest:,} ranks{took}."
 
 
 def _warnings(result: NcclResult) -> str:
@@ -226,11 +222,8 @@ def _warnings(result: NcclResult) -> str:
 
 
 def _unrecognised(result: NcclResult) -> str:
-    if not result.num_unknown:
-        return ""
-    return (
-        f"distprof does not recognise {result.num_unknown:,} of {result.num_texts:,} NCCL messages."
-    )
+    some = f"{result.num_unknown:,} of {result.num_texts:,}"
+    return f"distprof does not recognise {some} NCCL messages." if result.num_unknown else ""
 
 
 # Tables ----------------------------------------------------------------

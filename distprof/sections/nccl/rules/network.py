@@ -56,12 +56,10 @@ def _idle(nccl: NcclResult) -> str:
     idle = {card for host in nccl.hosts if host.used_cards for card in host.cards} - used
     if not idle:
         return ""
-    names = [", ".join(sorted(some)[:_MOST_CARDS]) for some in (used, idle)]
-    if all(_OF_ONE_HOST.match(card) for card in used):
-        return (
-            f" They use {names[0]}, which no other host reaches: set NCCL_SOCKET_IFNAME={names[1]}."
-        )
-    return " They use {}, and none of those shown uses {}.".format(*names)
+    names = (", ".join(sorted(some)[:_MOST_CARDS]) for some in (used, idle))
+    what = "which no other host reaches: set NCCL_SOCKET_IFNAME={}"
+    what = what if all(map(_OF_ONE_HOST.match, used)) else "and none of those shown uses {}"
+    return f" They use {{}}, {what}.".format(*names)
 
 
 _OF_ONE_HOST = re.compile(r"lo$|docker|veth|virbr|br-|cni|lxcbr|podman")
@@ -171,16 +169,13 @@ def _fix(nccl: NcclResult) -> str:
     # Whether the library is RCCL, by its version or by AMD's links between GPUs
     versions = " ".join(version.value.lower() for version in nccl.versions)
     is_rccl = any(word in versions for word in ("hip", "rocm", "rccl", "-head"))
-    if is_rccl or any("xgmi" in path.lower() for path in nccl.paths):
-        maker = "amd"
-    elif _cards(nccl, "hfi1"):
-        maker = "omni-path"
-    elif _cards(nccl, "efa") or any("Libfabric" in name for name in networks):
-        maker = "efa"
-    elif _cards(nccl, "bnxt_re") or _cards(nccl, "irdma"):
-        maker = "dma-buf"
-    else:
-        maker = "nvidia"
+    makers = {
+        "amd": is_rccl or any("xgmi" in path.lower() for path in nccl.paths),
+        "omni-path": _cards(nccl, "hfi1"),
+        "efa": _cards(nccl, "efa") or any("Libfabric" in name for name in networks),
+        "dma-buf": _cards(nccl, "bnxt_re") or _cards(nccl, "irdma"),
+    }
+    maker = next((name for name, is_its in makers.items() if is_its), "nvidia")
     return f"{advice('no-gpudirect', maker)} {advice('no-gpudirect', 'all')}"
 
 
