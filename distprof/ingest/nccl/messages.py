@@ -186,10 +186,7 @@ def _connection(text: str) -> Event | None:
     transport = _transport(match[5])
     if transport is None:
         return CUT
-    name, card, has_gdr = transport
-    return Connection(
-        int(match[2]), int(match[3]), match[4] or "", name, card, has_gdr, match[6] or ""
-    )
+    return Connection(int(match[2]), int(match[3]), match[4] or "", *transport, match[6] or "")
 
 
 def _switch(text: str) -> Event | None:
@@ -198,9 +195,8 @@ def _switch(text: str) -> Event | None:
     if match is None or transport is None:
         return None
     rank, is_send = int(match[2]), match[3] == "send"
-    name, card, has_gdr = transport
     source, target = (rank, None) if is_send else (None, rank)
-    return Connection(source, target, match[3], name, card, has_gdr, "")
+    return Connection(source, target, match[3], *transport, "")
 
 
 def _transport(text: str) -> tuple[str, int | None, bool] | None:

@@ -465,8 +465,8 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     event = min(tries, key=_precedence)
     if event.yields == "assert":  # the exception may come before the line that names it
         event = next((e for e in tries if e.yields == "assert" and "assertion" in e.fields), event)
-    same = {e.rank for e in events if _key(e) == _key(event)}
-    ranks = tuple(sorted(rank for rank in same if rank is not None))
+    same = (e.rank for e in events if _key(e) == _key(event))
+    ranks = tuple(sorted({rank for rank in same if rank is not None}))
     near = (_frames(e) for e in tracebacks if _is_near(e, event))
     frames = next((one for one in near if not words().search("launching", one)), "")
     place = last_own(frames)
@@ -1113,13 +1113,9 @@ def _peer(output: JobOutput) -> EndingResult | None:
         return None
     event = events[0]
     if event.yields != "network":  # NCCL names the reason after the error
-        own = replace(event, rank=None)
-        near = (
-            e
-            for e in events
-            if e.yields == "network"
-            and (_is_near(event, e, _TO_NEXT) or _is_near(own, e, _TO_NEXT))
-        )
+        whole = (event, replace(event, rank=None))
+        networks = (e for e in events if e.yields == "network")
+        near = (e for e in networks if any(_is_near(one, e, _TO_NEXT) for one in whole))
         event = next(near, event)
     if event.yields != "network":
         same = [e for e in events if e.yields == event.yields]
@@ -1223,8 +1219,8 @@ def _frozen(output: JobOutput) -> EndingResult | None:
 
 def _with_fewest_pending(events: Iterable[OutputEvent]) -> tuple[tuple[int, ...], str]:
     """The ranks that launched the fewest collectives after the one in which all wait."""
-    pending = {e.rank: e.number("pending") for e in events if e.rank is not None}
-    counts = {rank: count for rank, count in pending.items() if count is not None}
+    told = ((e.rank, e.number("pending")) for e in events)
+    counts = {rank: count for rank, count in told if rank is not None and count is not None}
     least, most = min(counts.values(), default=0), max(counts.values(), default=0)
     suspects = tuple(sorted(rank for rank, count in counts.items() if count == least))
     if least == most or 2 * len(suspects) > len(counts):

@@ -66,9 +66,8 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
     busy = tuple(map(_in_worker, (one for one in every if one not in stacks)))
     busy = tuple(one for one in busy if one.calls)[:1]
     loads = tuple(one for one in stacks if one.activity == "data loader")
-    shared: tuple[str, ...] = _SHARED
-    if not any(one.activity in _SHARED for one in stacks):
-        shared = ("GPU",)  # a kernel that does not end is most often that of a collective
+    # A kernel that does not end is most often that of a collective
+    shared = _SHARED if any(one.activity in _SHARED for one in stacks) else ("GPU",)
     waiting = [one for one in stacks if one.activity in shared]
     elsewhere = [one for one in stacks if one.activity not in shared]
     of_worker = f", whose worker is in {_place(busy[0])}" if busy and loads else ""

@@ -192,12 +192,9 @@ def _share(result: NcclResult, where: str) -> str:
     if first is slow:
         others = f", the others use {transport_name(most)}" if most is not slow else ""
         return f"{where} {share} connections go through CPU memory ({slow.transport}){others}"
-    return f"{where} {share} connections use {transport_name(most)}{_gpudirect_note(most)}"
-
-
-def _gpudirect_note(way: NcclTransport) -> str:
-    without = way.where == BETWEEN and way.transport != "NET/Socket" and not way.has_gdr
-    return ", without GPUDirect RDMA" if without else ""
+    without = where == BETWEEN and most.transport != "NET/Socket" and not most.has_gdr
+    note = ", without GPUDirect RDMA" if without else ""
+    return f"{where} {share} connections use {transport_name(most)}{note}"
 
 
 def _init(result: NcclResult) -> str:
@@ -206,9 +203,8 @@ def _init(result: NcclResult) -> str:
     if not number:
         return ""
     largest = result.groups[0].num_ranks
-    several = "s" if number > 1 else ""
     took = f"; the slowest took {format_duration(slowest)} to initialise" if slowest else ""
-    return f"{number:,} communicator{several}, the largest of {largest:,} ranks{took}."
+    return f"{counted(number, 'communicator')}, the largest of {largest:,} ranks{took}."
 
 
 def _warnings(result: NcclResult) -> str:

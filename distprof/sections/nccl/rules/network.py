@@ -130,9 +130,8 @@ def no_gpudirect(
         cards = sorted({remark.value for remark in remarks})
         more = f" and {len(cards) - _MOST_CARDS} more" if len(cards) > _MOST_CARDS else ""
         most = max(remark.num_processes for remark in remarks)
-        where = (
-            f" on {most:,} of {nccl.num_processes:,} processes" if nccl.num_processes > 1 else ""
-        )
+        of_all = f" on {most:,} of {nccl.num_processes:,} processes"
+        where = of_all if nccl.num_processes > 1 else ""
         yield Draft(
             headline=f"GPUDirect RDMA is disabled for {counted(len(cards), 'network card')}",
             message=(
