@@ -1322,9 +1322,6 @@ def _cut(output: JobOutput, kind: str = "cut") -> EndingResult | None:
     if "type" not in event.fields and (began := _stands_at(output) or _stood(output, [event])):
         return began
     place = event.fields.get("place") or last_own(_frames(event))
-    if _of(output, "complaint") and place and "type" not in event.fields:
-        says = "the job is said to stand still. A traceback without its message shows it in"
-        return _undecided("complaint", f"{says} {place}", "complaint")
     kind, is_bare = event.fields.get("type", "an exception"), "bare" in event.fields
     lacks = f"{'which has no' if is_bare else 'but the text ends before its'} message"
     code = _last_code(event)
@@ -1332,6 +1329,9 @@ def _cut(output: JobOutput, kind: str = "cut") -> EndingResult | None:
         kind, lacks = f"an exception at “{failed[1][:_MAX_SAID]}”", lacks.replace("its", "any")
     shown = class_of("cut", f"{event.name} {kind}\n{_frames(event)}")
     why = f", most likely because {shown.says}" if shown and shown.says else ""
+    if _of(output, "complaint") and place and not why and "type" not in event.fields:
+        says = "the job is said to stand still. A traceback without its message shows it in"
+        return _undecided("complaint", f"{says} {place}", "complaint")
     told, where = (
         f"{_subject(event)} failed with {kind}{why}, {lacks}",
         f", in {place}" if place else "",

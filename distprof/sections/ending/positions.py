@@ -252,7 +252,8 @@ def _whether_behind(
             f"No rank that printed where it stands is behind. {reports} a lost connection, and no "
             "time-out in it: look there first."
         )
-    if any(event.name == "gloo-timeout" for event in output.events):
+    own = {one.rank for one in positions if one.op in ("send", "recv")}
+    if any(event.name == "gloo-timeout" and event.rank not in own for event in output.events):
         return (
             "Meanwhile processes waited in an operation of gloo, too: compare what the ranks do "
             "there, for they may have taken different paths."
