@@ -186,10 +186,7 @@ def _connection(text: str) -> Event | None:
     transport = _transport(match[5])
     if transport is None:
         return CUT
-    name, card, has_gdr = transport
-    return Connection(
-        int(match[2]), int(match[3]), match[4] or "", name, card, has_gdr, match[6] or ""
-    )
+    return Connection(int(match[2]), int(match[3]), match[4] or "", *transport, match[6] or "")
 
 
 def _switch(text: str) -> Event | None:
@@ -198,9 +195,8 @@ def _switch(text: str) -> Event | None:
     if match is None or transport is None:
         return None
     rank, is_send = int(match[2]), match[3] == "send"
-    name, card, has_gdr = transport
     source, target = (rank, None) if is_send else (None, rank)
-    return Connection(source, target, match[3], name, card, has_gdr, "")
+    return Connection(source, target, match[3], *transport, "")
 
 
 def _transport(text: str) -> tuple[str, int | None, bool] | None:
@@ -309,6 +305,8 @@ _READERS: tuple[tuple[str, Reader], ...] = (
     ("Could not enable P2P ", _of("peer_failed", lambda _: Remark(NcclRemark.PEER_OFF, "refused"))),
     ("Check P2P Type ", _of("no_peers", lambda _: Remark(NcclRemark.PEER_OFF, "refused"))),
     ("P2P is disabled ", _of("peer_off", lambda m: Remark(NcclRemark.PEER_OFF, _LINKS[m[1]]))),
+    ("NET/OFI S", _of("slow_provider", lambda m: Cards("Socket", ((0, m[1], ""),)))),
+    ("NET/OFI S", _of("provider", lambda m: Cards("Libfabric", ((0, m[1], ""),)))),
     ("NET/", _cards),
     ("Using network ", _of("network", lambda m: Network(m[1]))),
     ("Using internal Network ", _of("network", lambda m: Network(m[1]))),

@@ -22,6 +22,11 @@ def _telling() -> list[tuple[str, re.Pattern[str]]]:
     return [(part, re.compile(name)) for part, name in table.items()]
 
 
+def _tells(path: str, name: str) -> bool:
+    """Whether a function of a library tells what a rank waits for."""
+    return any(part in path and how.match(name) for part, how in _telling())
+
+
 def stacks_in(text: str) -> tuple[tuple[str, ...], int | None, int]:
     """The main thread's calls in a text that begins with a dump, the rank that it names, its lines.
 
@@ -44,6 +49,9 @@ def stacks_in(text: str) -> tuple[tuple[str, ...], int | None, int]:
     if _HOW["kernel"].match(first):
         names = [line.split()[1].partition("+")[0] for line in _leading(lines, _HOW["kernel"])]
         return tuple(f"{name} (kernel)" for name in names), rank, len(names)
+    if _HOW["threads"].match(first):
+        listed = "\n".join(_leading(lines[1:], _HOW["in_threads"]))
+        return _native(_HOW["in_threads"].sub(r"Thread \1 (LWP \1):\n#0  ", listed).splitlines())
     if first.startswith("#") or _HOW["native_thread"].match(first):
         return _native(lines)
     own = [line for line in lines[1:] if line.strip()]
@@ -205,9 +213,8 @@ def calls_of(frames: Sequence[str], pattern: re.Pattern[str] = FRAME) -> tuple[s
             place = path.rpartition("/")[2] or "native"
             number = f":{match['line']}" if match["line"] else ""
             call = f"{match['name']} ({place}{number})"[:_MAX_TEXT]
-            tells = any(part in path and how.match(match["name"]) for part, how in _telling())
-            is_own = tells or _HOW["waits"].match(call) or not _HOW["library"].search(path)
-            calls.append((call, bool(is_own)))
+            tells = _tells(path, match["name"]) or _HOW["waits"].match(call)
+            calls.append((call, bool(tells) or not _HOW["library"].search(path)))
     if not calls and frames and (match := pattern.match(frames[0])):
         where = (match["file"] or "native").rpartition("/")[2]
         calls = [(f"{match['name']} ({where})"[:_MAX_TEXT], True)]
@@ -228,6 +235,9 @@ def calls_of_traceback(text: str) -> tuple[str, ...]:
         code = code or (line if frames and not _HOW["debugged"].match(f" {line}") else "")
     calls = calls_of(frames, _HOW["debugged"])
     own, called = last_own(text), _HOW["called"].findall(code)
+    path = frames[0].split('"')[1] if frames else ""
+    if tells := next((name for name in called if _tells(path, name)), ""):
+        return (f"{tells} ({path.rpartition('/')[2]})", *calls)
     if len(called) != 1 or not calls or calls[0] != own or own != last_own(frames[0]):
         return calls
     name = "__next__" if called[0] in ("next", "enumerate") else called[0]

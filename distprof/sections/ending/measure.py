@@ -31,7 +31,7 @@ from distprof.units import capitalized, format_bytes, format_duration, name_rank
 _MAX_LINES = 200
 UNSAID = ("phase", "preparing", "setup", "calls", "agents", "joining", "world", "closing", "aside",
           "begun", "finished", "closed", "cpu", "stage", "complaint", "loud",
-          "backend")  # fmt: skip
+          "backend", "ignored")  # fmt: skip
 """Kinds of lines that reports do not list."""
 
 _MAX_QUOTE = 200
@@ -176,7 +176,12 @@ def _is_interrupt(event: OutputEvent) -> bool:
 
 
 def _without_asides(output: JobOutput) -> Iterator[OutputEvent]:
-    """The events but those of exceptions that Python ignores, or that end only a helper thread."""
+    """The events but what Python ignores, helper threads raise, or launchers in a handler."""
+    of_end = set()
+    for event in _of(output, "exception", "cut", "frames"):
+        if words().search("ending", _frames(event)):
+            count = _frames(event).count("\n") + _TO_NEXT
+            of_end |= {(event.file, event.line + number) for number in range(count)}
     begins = sorted({(e.file, e.line) for e in _of(output, "exception", "cut", "mixed")})
     inside = set()
     for event in _of(output, "aside"):
@@ -193,8 +198,13 @@ def _without_asides(output: JobOutput) -> Iterator[OutputEvent]:
     for event in output.events:
         is_inside = event.yields in _OF_ASIDES or event.name == "last-line"
         is_inside &= event.fields.get("type") != "KeyboardInterrupt"
-        if not (is_inside and (event.file, event.line, event.rank) in inside):
+        if (event.file, event.line) in of_end:
+            is_of_end = event.yields in (*_OF_ASIDES, "error")
+            yield replace(event, yields="closing") if is_of_end else event
+        elif not (is_inside and (event.file, event.line, event.rank) in inside):
             yield event
+        elif _frames(event):
+            yield replace(event, yields="ignored")
 
 
 _OF_ASIDES = ("exception", "cut", "frames", "mixed", "peer", "loader")
@@ -368,8 +378,8 @@ def _host_memory(output: JobOutput) -> EndingResult | None:
     if not (events or killed):
         return None
     event = (events or killed)[0]
-    blamed = next((e for e in [*killed, *_exits(output)] if _signal(e) == "SIGKILL"), event)
-    blamed = killed[0] if killed else blamed
+    ended = (e for e in _exits(output) if _signal(e) == "SIGKILL")
+    blamed = next(iter(killed), next(ended, event))
     rss = event.number("rss_kb")
     held = f" when it held {format_bytes(rss * 1024)}" if rss else ""
     how = "was killed because the host or its memory limit had no memory left"
@@ -455,17 +465,10 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     event = min(tries, key=_precedence)
     if event.yields == "assert":  # the exception may come before the line that names it
         event = next((e for e in tries if e.yields == "assert" and "assertion" in e.fields), event)
-    same = {e.rank for e in events if _key(e) == _key(event)}
-    ranks = tuple(sorted(rank for rank in same if rank is not None))
-    traceback = next(
-        (
-            e
-            for e in tracebacks
-            if _is_near(e, event) and not words().search("launching", _frames(e))
-        ),
-        None,
-    )
-    frames = _frames(traceback) if traceback else ""
+    same = (e.rank for e in events if _key(e) == _key(event))
+    ranks = tuple(sorted({rank for rank in same if rank is not None}))
+    near = (_frames(e) for e in tracebacks if _is_near(e, event))
+    frames = next((one for one in near if not words().search("launching", one)), "")
     place = last_own(frames)
     line, steps = _told(event) if _row(event).says else _WORDS[event.yields](event)
     if event.yields == "memory" and words().search("saving", f"{event.text} {frames}"):
@@ -1110,13 +1113,9 @@ def _peer(output: JobOutput) -> EndingResult | None:
         return None
     event = events[0]
     if event.yields != "network":  # NCCL names the reason after the error
-        own = replace(event, rank=None)
-        near = (
-            e
-            for e in events
-            if e.yields == "network"
-            and (_is_near(event, e, _TO_NEXT) or _is_near(own, e, _TO_NEXT))
-        )
+        whole = (event, replace(event, rank=None))
+        networks = (e for e in events if e.yields == "network")
+        near = (e for e in networks if any(_is_near(one, e, _TO_NEXT) for one in whole))
         event = next(near, event)
     if event.yields != "network":
         same = [e for e in events if e.yields == event.yields]
@@ -1154,14 +1153,17 @@ def _peer(output: JobOutput) -> EndingResult | None:
         what = last if "failure" in last else f"{last} ({kind})" if last else kind
         line = f"{who} failed in NCCL{where}: {what}."
         suspects = ()
-    steps, tail = words().steps[event.yields], ""
+    is_logged = any("NCCL INFO" in line for lines in output.ends.values() for line in lines)
+    logged = "nccl logged" if is_logged and event.yields == "nccl" else event.yields
+    steps, tail = words().steps[logged], ""
     warning = _warning_near(event, output, sys.maxsize)
     if suspects:
         tail = f" {capitalized(name_ranks(suspects))} reported nothing."
     elif event.yields == "peer" and "store" not in event.fields:
         tail = " The output does not show which rank."
     elif event.yields == "nccl" and "last" not in event.fields and warning is not None:
-        line = f"{who} failed in NCCL{where}: {_warned(warning)} ({what})."
+        also = "" if what in _warned(warning) else f" ({what})"
+        line = f"{who} failed in NCCL{where}: {_warned(warning)}{also}."
         steps = steps[1:]
     advice = advice_on(event.yields, f"{line}{tail} {event.text}")
     if event.name == "nccl-cuda":  # this is the warning that names the call
@@ -1217,8 +1219,8 @@ def _frozen(output: JobOutput) -> EndingResult | None:
 
 def _with_fewest_pending(events: Iterable[OutputEvent]) -> tuple[tuple[int, ...], str]:
     """The ranks that launched the fewest collectives after the one in which all wait."""
-    pending = {e.rank: e.number("pending") for e in events if e.rank is not None}
-    counts = {rank: count for rank, count in pending.items() if count is not None}
+    told = ((e.rank, e.number("pending")) for e in events)
+    counts = {rank: count for rank, count in told if rank is not None and count is not None}
     least, most = min(counts.values(), default=0), max(counts.values(), default=0)
     suspects = tuple(sorted(rank for rank, count in counts.items() if count == least))
     if least == most or 2 * len(suspects) > len(counts):
@@ -1327,6 +1329,9 @@ def _cut(output: JobOutput, kind: str = "cut") -> EndingResult | None:
         kind, lacks = f"an exception at “{failed[1][:_MAX_SAID]}”", lacks.replace("its", "any")
     shown = class_of("cut", f"{event.name} {kind}\n{_frames(event)}")
     why = f", most likely because {shown.says}" if shown and shown.says else ""
+    if _of(output, "complaint") and place and not why and "type" not in event.fields:
+        says = "the job is said to stand still. A traceback without its message shows it in"
+        return _undecided("complaint", f"{says} {place}", "complaint")
     told, where = (
         f"{_subject(event)} failed with {kind}{why}, {lacks}",
         f", in {place}" if place else "",
@@ -1529,7 +1534,12 @@ def _complained(output: JobOutput) -> EndingResult | None:
         said = _undecided("complaint", text, "complaint")
         steps = words().steps["uneven"] if words().search("uneven", why) else ()
         return replace(said, next_steps=(*steps, *said.next_steps))
+    if stood := _stood(output, _of(output, "ignored")):
+        return stood
     shown = last_printed(output)
+    if re.search(r"NCCL INFO Channel \d", shown):
+        text = "the text ends while NCCL sets up: its last lines connect channels"
+        return _undecided("set-up", text, "set-up")
     found = "" if shown.startswith(_FIRST_TROUBLE) else ", but the text shows no reason"
     text = f"the job is said to stand still{found}. {shown}"
     return _undecided("complaint", f"{text}It holds no time-out, end or Python stack", "complaint")

@@ -22,7 +22,9 @@ _UNEQUAL = ("ALLTOALL", "GATHER", "SCATTER", "SEND", "RECV", "COALESCED")
 _MAX_GAP = 1_000
 """A rank can be ahead of another in one group by what NCCL buffers: some dozens of broadcasts."""
 
+_NUMBERS = ("seq", "enqueued", "completed", "waited_ms", "timeout_ms")
 _MAX_QUOTE = 120
+_OF_WATCHDOGS = ("timeout", "position", "frozen")
 _CUT_LINES = 2  # a fence, or the beginning of a line that is cut off
 
 
@@ -77,33 +79,28 @@ def _merged(
     before: EndingPosition | None, event: OutputEvent, group: str, rank: int, is_global: bool
 ) -> EndingPosition:
     """A position with what one more line says; the first operation that timed out counts."""
-    seq = event.number("seq")
-    is_first = before is None or before.seq is None or (seq is not None and seq < before.seq)
-    fields = event.fields
-    is_same = before is not None and seq == before.seq and "op" in fields
-    timed = event.yields == "timeout" and (is_first or is_same)
+    before = before or EndingPosition(
+        rank=rank, is_global=is_global, group=group, op="", size="", **dict.fromkeys(_NUMBERS)
+    )
+    seq, fields = event.number("seq"), event.fields
+    is_first = before.seq is None or (seq is not None and seq < before.seq)
 
     def most(name: str, known: int | None) -> int | None:
         return max((n for n in (event.number(name), known) if n is not None), default=None)
 
-    enqueued = most("enqueued", before.enqueued if before else None)
-    completed = most("completed", before.completed if before else None)
+    enqueued, completed = most("enqueued", before.enqueued), most("completed", before.completed)
     if None not in (enqueued, completed) and (completed or 0) > (enqueued or 0):
         completed = None  # torch 2.3 prints what memory held before the first collective ended
-    return EndingPosition(
-        rank=rank,
-        is_global=is_global,
-        group=group,
-        seq=seq if is_first and seq is not None else before.seq if before else None,
-        op=fields.get("op", "") if timed else before.op if before else "",
-        size=(fields.get("numel_in", "") or fields.get("shape", ""))
-        if timed
-        else (before.size if before else ""),
-        enqueued=enqueued,
-        completed=completed,
-        waited_ms=event.number("ran_ms") if timed else before.waited_ms if before else None,
-        timeout_ms=event.number("timeout_ms") if timed else before.timeout_ms if before else None,
-    )
+    if event.yields == "timeout" and (is_first or (seq == before.seq and "op" in fields)):
+        before = replace(
+            before,
+            op=fields.get("op", ""),
+            size=fields.get("numel_in", "") or fields.get("shape", ""),
+            waited_ms=event.number("ran_ms"),
+            timeout_ms=event.number("timeout_ms"),
+        )
+    seq = seq if is_first and seq is not None else before.seq
+    return replace(before, seq=seq, enqueued=enqueued, completed=completed)
 
 
 def diagnose_positions(output: JobOutput) -> EndingResult | None:
@@ -215,14 +212,12 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
         rest = f", and {of_them} printed nothing about it: {are} the first suspect."
         at_last = [f"{name_ranks([rank])}: “{output.last_lines[rank][:_MAX_QUOTE]}”"
                    for rank in silent if rank in output.last_lines]  # fmt: skip
+        # Whether a file ends in the lines of its watchdogs: those of other ranks may be cut off
+        last = ((e.file, e.line) for e in output.events if e.yields in _OF_WATCHDOGS)
+        ends = (output.lines_of.get(file, 0) - line for file, line in dict(last).items())
         if at_last:  # it did print, but not about the time-out
             rest += f" The last line of {', of '.join(at_last[:3])}."
-            return _stuck("silent", text + rest, positions, suspects=silent)
-        # Whether a file ends in the lines of its watchdogs: those of other ranks may be cut off
-        lines = {
-            e.file: e.line for e in output.events if e.yields in ("timeout", "position", "frozen")
-        }
-        if any(output.lines_of.get(file, 0) - line <= _CUT_LINES for file, line in lines.items()):
+        elif min(ends, default=_CUT_LINES + 1) <= _CUT_LINES:
             rest = f", and the text ends there. If {of_them} printed nothing about it, {are} the "
             rest += "first suspect."
         return _stuck("silent", text + rest, positions, suspects=silent)
@@ -257,7 +252,8 @@ def _whether_behind(
             f"No rank that printed where it stands is behind. {reports} a lost connection, and no "
             "time-out in it: look there first."
         )
-    if any(event.name == "gloo-timeout" for event in output.events):
+    own = {one.rank for one in positions if one.op in ("send", "recv")}
+    if any(event.name == "gloo-timeout" and event.rank not in own for event in output.events):
         return (
             "Meanwhile processes waited in an operation of gloo, too: compare what the ranks do "
             "there, for they may have taken different paths."
@@ -313,7 +309,7 @@ def _behind(
     differs = len(sizes) > 1 or bool(waits and waits[0].op != ahead.op)
     path = ", of different operations or sizes: one of them took another path" if differs else ""
     is_nameless = not name and all(one.enqueued is None for one in positions)
-    found = _stuck(
+    return _stuck(
         "behind",
         f"{_who(late, name)} {stands}. {'They are' if len(late) > 1 else 'It is'} "
         f"{counted(gap, 'collective')} behind {_who(others, name)}, which "
@@ -321,11 +317,7 @@ def _behind(
         positions,
         ranks=tuple(one.rank for one in late if one.is_global),
         why=(f"The ranks ran different numbers of collectives{path}.",),
-    )
-    return (
-        replace(found, alternatives=words().steps["unnamed groups"])
-        if is_nameless and gap > _MAX_GAP
-        else found
+        alternatives=words().steps["unnamed groups"] * (is_nameless and gap > _MAX_GAP),
     )
 
 

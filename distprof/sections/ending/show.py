@@ -99,7 +99,6 @@ def ending_origin(report: Report) -> str:
     result = report.ending
     if not result.num_lines or is_recorded(report):
         return ""
-    facts = ["output of a job", counted(result.num_lines, "line")]
-    if result.world_size:
-        facts.append(counted(result.world_size, "rank"))
-    return " · ".join([*facts, "no traces"])
+    ranks = counted(result.world_size, "rank") if result.world_size else ""
+    facts = ("output of a job", counted(result.num_lines, "line"), ranks, "no traces")
+    return " · ".join(filter(None, facts))

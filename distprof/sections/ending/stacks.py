@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Sequence
-from itertools import chain
 
 from msgspec.structs import replace
 
@@ -51,7 +50,9 @@ def _activity(calls: Sequence[str]) -> str:
     """What a process does, by its innermost known call."""
     activities = words().activity.items()
     known = [name for call in calls for name, one in activities if re.match(one.pattern, call)]
-    known = [name for name in known if name != "children"] or known
+    known = [name for name in known if name not in ("children", "idle thread")] or known
+    if known[:1] == ["idle thread"] and any(".py:" in call for call in calls):
+        return ""
     first = (name for name in _TELLING if name in known)
     return next(first, known[0] if known else "")
 
@@ -65,9 +66,8 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
     busy = tuple(map(_in_worker, (one for one in every if one not in stacks)))
     busy = tuple(one for one in busy if one.calls)[:1]
     loads = tuple(one for one in stacks if one.activity == "data loader")
-    shared: tuple[str, ...] = _SHARED
-    if not any(one.activity in _SHARED for one in stacks):
-        shared = ("GPU",)  # a kernel that does not end is most often that of a collective
+    # A kernel that does not end is most often that of a collective
+    shared = _SHARED if any(one.activity in _SHARED for one in stacks) else ("GPU",)
     waiting = [one for one in stacks if one.activity in shared]
     elsewhere = [one for one in stacks if one.activity not in shared]
     of_worker = f", whose worker is in {_place(busy[0])}" if busy and loads else ""
@@ -145,25 +145,18 @@ def _apart(waiting: Sequence[EndingStack]) -> EndingResult:
     """Processes that wait in different collectives, or in those of different lines."""
     shared = set.intersection(*(set(one.calls) for one in waiting))
     common = set.intersection(*({*map(_function, one.calls)} for one in waiting))
-    places: dict[str, list[EndingStack]] = {}
+    places: dict[str, EndingStack] = {}
     for one in waiting:
         calls = one.calls[one.calls.index(_call(one)) + 1 :]
         by = next((c for c in reversed(calls) if _function(c) not in common), "")
         by = by or next((call for call in calls if call not in shared), "")
-        places.setdefault(f"{_call(one)}{f', called by {by}' if by else ''}", []).append(one)
-    merged = [
-        (
-            replace(
-                some[0],
-                ranks=tuple(chain(*(one.ranks for one in some))),
-                count=sum(one.count for one in some),
-            ),
-            place,
-        )
-        for place, some in places.items()
-    ]
-    parts = [f"{_who(one)} {_verb(one)} in {place}" for one, place in merged[-4:]]
-    waiting = sorted((one for one, _ in merged), key=lambda one: one.count)
+        place = f"{_call(one)}{f', called by {by}' if by else ''}"
+        known = places.get(place, replace(one, ranks=(), count=0))
+        ranks, count = (*known.ranks, *one.ranks), known.count + one.count
+        places[place] = replace(known, ranks=ranks, count=count)
+    shown = [*places.items()][-4:]
+    parts = [f"{_who(one)} {_verb(one)} in {place}" for place, one in shown]
+    waiting = sorted(places.values(), key=lambda one: one.count)
     is_odd = len(waiting) > 1 and waiting[0].count < waiting[1].count
     return EndingResult(
         state=STUCK,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, starmap
 
 from distprof.run.logs import NcclCommunicator, NcclEdge, NcclLog
 from distprof.run.run import Run
@@ -60,16 +61,8 @@ def analyze_nccl(run: Run) -> NcclResult:
         groups=_groups(log, places),
         transports=_transports(log, places),
         hosts=_hosts(log),
-        settings=tuple(
-            setting
-            for name, values in log.settings.items()
-            for setting in places.settings(name, values)
-        ),
-        remarks=tuple(
-            remark
-            for name, values in log.remarks.items()
-            for remark in places.settings(name, values)
-        ),
+        settings=places.all_settings(log.settings),
+        remarks=places.all_settings(log.remarks),
         choices=_choices(log),
         warnings=tuple(
             NcclWarnings(
@@ -138,6 +131,12 @@ class _Places:
             )
             for value, processes in values.items()
         )
+
+    def all_settings(
+        self, named: Mapping[str, Mapping[str, Sequence[int]]]
+    ) -> tuple[NcclSetting, ...]:
+        """The rows of several settings."""
+        return tuple(chain.from_iterable(starmap(self.settings, named.items())))
 
     def where(self, edge: NcclEdge) -> str:
         """Inside or between nodes, by the hosts of both ends or, if unknown, by the transport.

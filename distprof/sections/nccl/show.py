@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from distprof.escape import shorten
 from distprof.sections.base import VerdictText
+from distprof.sections.ending import STUCK
 from distprof.sections.nccl import (
     BETWEEN,
     INSIDE,
@@ -57,6 +58,14 @@ def nccl_verdict(report: Report) -> VerdictText:
     return line, tuple(sentence for sentence in why if sentence and sentence not in line)
 
 
+def known_network(report: Report) -> str:
+    """What NCCL's lines say about connections, of a job that hung or failed in one of them."""
+    result, ending = report.nccl, report.ending
+    is_near = ending.state == STUCK or ending.cause in ("nccl", "network", "peer", "error")
+    line = _line(result) if result.transports or _topology(result) else _chosen(result)
+    return f"NCCL's lines: {line}" if is_near and line else ""
+
+
 def _is_alone(report: Report) -> bool:
     """Whether the report holds only NCCL's logs."""
     return report.nccl.num_files > 0 and not is_recorded(report)
@@ -73,9 +82,8 @@ def nccl_origin(report: Report) -> str:
 
 def jobs_fact(result: NcclResult) -> str:
     """The number of jobs, which share no communicator; empty for one job."""
-    if result.num_jobs < 2:
-        return ""
-    return f"{result.num_jobs:,} jobs that share no communicator"
+    jobs = f"{result.num_jobs:,} jobs that share no communicator"
+    return jobs if result.num_jobs > 1 else ""
 
 
 def transport_name(way: NcclTransport) -> str:
@@ -184,12 +192,9 @@ def _share(result: NcclResult, where: str) -> str:
     if first is slow:
         others = f", the others use {transport_name(most)}" if most is not slow else ""
         return f"{where} {share} connections go through CPU memory ({slow.transport}){others}"
-    return f"{where} {share} connections use {transport_name(most)}{_gpudirect_note(most)}"
-
-
-def _gpudirect_note(way: NcclTransport) -> str:
-    without = way.where == BETWEEN and way.transport != "NET/Socket" and not way.has_gdr
-    return ", without GPUDirect RDMA" if without else ""
+    without = where == BETWEEN and most.transport != "NET/Socket" and not most.has_gdr
+    note = ", without GPUDirect RDMA" if without else ""
+    return f"{where} {share} connections use {transport_name(most)}{note}"
 
 
 def _init(result: NcclResult) -> str:
@@ -198,11 +203,8 @@ def _init(result: NcclResult) -> str:
     if not number:
         return ""
     largest = result.groups[0].num_ranks
-    several = "s" if number > 1 else ""
-    text = f"{number:,} communicator{several}, the largest of {largest:,} ranks"
-    if not slowest:
-        return f"{text}."
-    return f"{text}; the slowest took {format_duration(slowest)} to initialise."
+    took = f"; the slowest took {format_duration(slowest)} to initialise" if slowest else ""
+    return f"{counted(number, 'communicator')}, the largest of {largest:,} ranks{took}."
 
 
 def _warnings(result: NcclResult) -> str:
@@ -216,11 +218,8 @@ def _warnings(result: NcclResult) -> str:
 
 
 def _unrecognised(result: NcclResult) -> str:
-    if not result.num_unknown:
-        return ""
-    return (
-        f"distprof does not recognise {result.num_unknown:,} of {result.num_texts:,} NCCL messages."
-    )
+    some = f"{result.num_unknown:,} of {result.num_texts:,}"
+    return f"distprof does not recognise {some} NCCL messages." if result.num_unknown else ""
 
 
 # Tables ----------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -20,7 +21,7 @@ from distprof.escape import headed
 from distprof.ingest.files import Folder
 from distprof.ingest.kinds.nccl import fits_nccl_ras, read_nccl_ras
 from distprof.join.nccl import in_trouble, num_behind
-from distprof.run.logs import JobOutput
+from distprof.run.logs import JobOutput, OutputEvent
 from distprof.sections.ending import FAILED, EndingPosition, EndingResult
 from distprof.sections.ending.measure import UNSAID, about_of, last_printed
 from distprof.sections.ending.positions import operation_kind
@@ -166,9 +167,7 @@ def dead_ranks(lines: Iterable[LogLine]) -> dict[int, str]:
 
 
 def _lines(shown: str, troubled: Iterable[TroubledRank]) -> Iterator[LogLine]:
-    for number, rank in enumerate(troubled, 1):
-        if number > MAX_LINES:
-            return
+    for number, rank in enumerate(islice(troubled, MAX_LINES), 1):
         what = f": {rank.text}" if rank.text else ""
         where = f" ({rank.place})" if rank.place else ""
         yield LogLine(
@@ -186,20 +185,15 @@ _PRECEDENCE = ("timeout", "device", "peer", "nccl", "error")
 
 def lines_of_output(output: JobOutput) -> tuple[LogLine, ...]:
     """Lines of trouble by rank and line; a line of several kinds counts as the first of them."""
-    lines: dict[tuple[str, int], LogLine] = {}
-    for event in output.events:
-        if event.yields in UNSAID:
-            continue
-        about, key = about_of(event), (event.file, event.line)
-        known = lines.get(key)
-        if known is None or _PRECEDENCE.index(about) < _PRECEDENCE.index(known.about):
-            lines[key] = LogLine(
-                rank=event.rank, file=event.file, line=event.line, about=about, text=event.text
-            )
-    order = sorted(
-        lines.values(), key=lambda line: (line.rank is None, line.rank or 0, line.file, line.line)
+    said = (e for e in output.events if e.yields not in UNSAID)
+    lines: dict[tuple[str, int], OutputEvent] = {}
+    for event in sorted(said, key=lambda e: _PRECEDENCE.index(about_of(e))):
+        lines.setdefault((event.file, event.line), event)
+    order = sorted(lines.values(), key=lambda e: (e.rank is None, e.rank or 0, e.file, e.line))
+    return tuple(
+        LogLine(rank=e.rank, file=e.file, line=e.line, about=about_of(e), text=e.text)
+        for e in order
     )
-    return tuple(order)
 
 
 def report_of_output(evidence: HangEvidence, ending: EndingResult, version: str) -> HangReport:

@@ -42,12 +42,27 @@ def nccl_over_sockets(
         return
     yield Draft(
         headline=f"{sockets:,} of {total:,} connections between nodes use TCP sockets",
-        message=f"NCCL chose NET/Socket{_why(nccl)}.",
+        message=f"NCCL chose NET/Socket{_why(nccl)}.{_idle(nccl)}",
         fix=advice("nccl-over-sockets", "connections"),
         cost_ns_per_step=exposed_between_nodes(collectives, times),
         confidence=Confidence.INFERRED,
         evidence=("nccl.transports", "nccl.networks"),
     )
+
+
+def _idle(nccl: NcclResult) -> str:
+    """Interfaces that no connection uses on any host."""
+    used = {card for host in nccl.hosts for card in host.used_cards}
+    idle = {card for host in nccl.hosts if host.used_cards for card in host.cards} - used
+    if not idle:
+        return ""
+    names = (", ".join(sorted(some)[:_MOST_CARDS]) for some in (used, idle))
+    what = "which no other host reaches: set NCCL_SOCKET_IFNAME={}"
+    what = what if all(map(_OF_ONE_HOST.match, used)) else "and none of those shown uses {}"
+    return f" They use {{}}, {what}.".format(*names)
+
+
+_OF_ONE_HOST = re.compile(r"lo$|docker|veth|virbr|br-|cni|lxcbr|podman")
 
 
 def _by_choice(nccl: NcclResult) -> Iterator[Draft]:
@@ -115,9 +130,8 @@ def no_gpudirect(
         cards = sorted({remark.value for remark in remarks})
         more = f" and {len(cards) - _MOST_CARDS} more" if len(cards) > _MOST_CARDS else ""
         most = max(remark.num_processes for remark in remarks)
-        where = (
-            f" on {most:,} of {nccl.num_processes:,} processes" if nccl.num_processes > 1 else ""
-        )
+        of_all = f" on {most:,} of {nccl.num_processes:,} processes"
+        where = of_all if nccl.num_processes > 1 else ""
         yield Draft(
             headline=f"GPUDirect RDMA is disabled for {counted(len(cards), 'network card')}",
             message=(
@@ -154,16 +168,13 @@ def _fix(nccl: NcclResult) -> str:
     # Whether the library is RCCL, by its version or by AMD's links between GPUs
     versions = " ".join(version.value.lower() for version in nccl.versions)
     is_rccl = any(word in versions for word in ("hip", "rocm", "rccl", "-head"))
-    if is_rccl or any("xgmi" in path.lower() for path in nccl.paths):
-        maker = "amd"
-    elif _cards(nccl, "hfi1"):
-        maker = "omni-path"
-    elif _cards(nccl, "efa") or any("Libfabric" in name for name in networks):
-        maker = "efa"
-    elif _cards(nccl, "bnxt_re") or _cards(nccl, "irdma"):
-        maker = "dma-buf"
-    else:
-        maker = "nvidia"
+    makers = {
+        "amd": is_rccl or any("xgmi" in path.lower() for path in nccl.paths),
+        "omni-path": _cards(nccl, "hfi1"),
+        "efa": _cards(nccl, "efa") or any("Libfabric" in name for name in networks),
+        "dma-buf": _cards(nccl, "bnxt_re") or _cards(nccl, "irdma"),
+    }
+    maker = next((name for name, is_its in makers.items() if is_its), "nvidia")
     return f"{advice('no-gpudirect', maker)} {advice('no-gpudirect', 'all')}"
 
 
