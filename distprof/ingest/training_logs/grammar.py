@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
+from statistics import median
 from typing import NamedTuple
 
 import msgspec
@@ -88,6 +89,8 @@ class Grammar(msgspec.Struct):
     num_timer_values: int = 0  # Number of timer values kept.
     # Throughput printed apart from reports, samples per second of all ranks together.
     rates: list[float] = msgspec.field(default_factory=list)
+    # Model FLOP utilisation in each report that prints it, 0 to 1.
+    mfu: list[float] = msgspec.field(default_factory=list)
     is_full: bool = False  # Whether some reports or timer values were dropped because of a limit.
     is_of_slowest_ranks: bool = False  # Whether each timer shows the slowest rank in that timer.
     notes: list[str] = msgspec.field(default_factory=list)  # Assumptions.
@@ -185,8 +188,22 @@ def stamp_s(text: bytes) -> float | None:
 LEAST_EVALUATION = 0.1
 """Share of the training from which evaluations are named."""
 
+_TINY = 0.05
+"""Share of the peak below which batches or waits matter more than kernels."""
+
 RUN, AGAIN = "Run number ", "Iteration numbers start again"
 """Beginnings of notes on several runs in a text."""
+
+
+USE = "Use of the GPU: "
+"""Beginning of a note on the share of its peak."""
+
+
+def use_notes(share: float, of: str) -> list[str]:
+    """That share, and what it means if it is tiny."""
+    little = "So little use means that GPUs wait, or that a step has too little work for them: "
+    tiny = [f"{little}a larger batch shows which."] if share < _TINY else []
+    return [f"{USE}{of.format(format_ratio(share))}", *tiny]
 
 
 def evaluation_note(share: float) -> str:
@@ -222,6 +239,8 @@ def to_log(
     others = [grammar for grammar in found if grammar is not chosen]
     of_job = [n for other in others for n in other.notes if n.startswith(OF_THE_JOB)]
     notes = [*chosen.notes, *of_job, *_left_out(chosen, others)]
+    if chosen.mfu:
+        notes += use_notes(median(chosen.mfu[len(chosen.mfu) // 2 :]), "an MFU of {}")
     rows, kept = _of_one_rank(chosen.rows, notes)
     rows = _timed_by_stamps(rows, notes)
     timers = {name: _timer(values, kept, len(rows)) for name, values in chosen.timers.items()}

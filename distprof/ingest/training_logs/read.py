@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from itertools import pairwise
 from statistics import median
 
@@ -15,14 +16,17 @@ import numpy as np
 from msgspec.structs import asdict, replace
 
 from distprof.escape import shorten
+from distprof.hardware import load_sheet
 from distprof.ingest.files import DAMAGE, Blocks, opened, read_some, refusing
 from distprof.ingest.training_logs.grammar import (
     AGAIN,
     RUN,
+    USE,
     Grammar,
     best_of,
     byte_patterns,
     to_log,
+    use_notes,
 )
 from distprof.ingest.training_logs.named_numbers import NamedNumbersGrammar, PhasesGrammar
 from distprof.ingest.training_logs.reports import Reports
@@ -41,6 +45,9 @@ _TOGETHER = ("Megatron-LM", "DeepSpeed")
 
 _PATTERNS = byte_patterns("runs.toml")
 """A log that is pasted below what someone says of it."""
+
+_STANDS_STILL = re.compile(r"(?i)\b(?:stuck|hangs?|hung|hanging|freez\w{1,3}|deadlock\w{0,2})\b")
+"""What a title says of a job that stands still."""
 
 _ALIKE = 1.5
 """Ratio up to which phases are those of the iterations of a bar, whose mean has slow first ones."""
@@ -140,7 +147,32 @@ def read_training_log(source: str) -> TrainingLog:
         return _refuse(source, blocks.damage or f"{blocks.num_lines:,} lines without an iteration")
     if blocks.damage:
         chosen.notes.append(f"{source} was read only up to the damage: {blocks.damage}.")
-    return _slowest_start(to_log(chosen, found, (source,), blocks.num_lines))
+    log = _with_words(to_log(chosen, found, (source,), blocks.num_lines), first)
+    return _slowest_start(log)
+
+
+def _with_words(log: TrainingLog, start: bytes) -> TrainingLog:
+    """What follows from the words around reports: a GPU, whose peak is known, or a standstill."""
+    words, notes = start.decode("utf-8", "replace"), list(log.notes)
+    gpus = {*re.findall(_gpu_names(), words.lower())}
+    known = log.tflops[np.isfinite(log.tflops)]
+    if len(gpus) == 1 and len(known) and not any(note.startswith(USE) for note in notes):
+        gpu = load_sheet().gpu(gpus.pop())
+        share = float(np.median(known)) * 1e12 / gpu.bf16_flops
+        notes += use_notes(share, f"{{}} of the bf16 peak ({gpu.title})") if share < 1 else []
+    number = log.iteration[log.iteration != ABSENT]
+    if len(number) and len(start) < _SMALL and _STANDS_STILL.search(words.partition("\n")[0]):
+        notes.append(
+            f"The log does not say whether the job stands still after iteration {number[-1]:,}: if "
+            "no line follows, dump the stacks of every rank (py-spy dump --pid PID)."
+        )
+    return replace(log, notes=tuple(notes))
+
+
+@cache
+def _gpu_names() -> str:
+    names = "|".join(map(re.escape, load_sheet().gpus))
+    return rf"(?<![a-z\d])(?:{names})(?![a-z\d])"
 
 
 def _with_phases(chosen: Grammar | None, start: bytes) -> Grammar | None:

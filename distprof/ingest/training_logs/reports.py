@@ -43,6 +43,9 @@ _MANY = 4
 _IMPOSSIBLE = 1.5
 """Ratio of a printed time to all time since the last report from which it is wrong."""
 
+_LEAST_OF_HOURS = 7_200.0
+"""Milliseconds between reports of elapsed hours: with four decimals, they are right to 5 %."""
+
 _MAX_RATES = 100_000
 _WHOLE, _PRINTED = 1, 2  # worth of reports that are made of timers, and of those that are printed
 _RATES = ("samples_per_s", "tokens_per_s", "tokens_per_s_per_device", "tflops", "loss")
@@ -199,10 +202,13 @@ class ReportGrammar(Grammar):
         values |= {name: value for name, value in means.items() if name in values}
         if values.get("rate", 0.0) > 0 and len(self.rates) < _MAX_RATES:
             self.rates.append(values["rate"])
+        mfu = values.get("mfu_percent", 0.0) / 100 or values.get("mfu", 0.0)
+        if 0 < mfu < 1 and len(self.mfu) < _MAX_RATES:
+            self.mfu.append(mfu)
         number, ns, span = self._timed(wording, values)
         stamp = stamp_s(line[0][:_MAX_LINE]) if wording.stamped else None
         if ns is None and stamp is None and not any(name in values for name in _RATES[:3]):
-            self.num_unknown += not values.keys() & {"elapsed_ms", "elapsed_s", "rate"}
+            self.num_unknown += not values.keys() & {"elapsed_ms", "elapsed_s", "elapsed_h", "rate"}
             return
         if ns is None and 0 < self._worth < _PRINTED:  # the rest of a report that is made of timers
             rate = values.get("samples_per_s")
@@ -256,10 +262,11 @@ class ReportGrammar(Grammar):
         if samples is not None:
             batch = self.facts.get("global_batch_size")
             number = samples / batch if batch else None
-        if "elapsed_s" in values:
-            elapsed = values["elapsed_s"] * 1e3
+        is_of_wall, least = "elapsed_s" in values, _LEAST_OF_HOURS if "elapsed_h" in values else 0.0
+        elapsed = values["elapsed_s"] * 1e3 if is_of_wall else elapsed
+        elapsed = values["elapsed_h"] * 3.6e6 if least else elapsed
         if elapsed is not None and number is not None:
-            since, of = self._since(number, elapsed, is_of_wall="elapsed_s" in values)
+            since, of = self._since(number, elapsed, is_of_wall=is_of_wall, least=least)
             if not ns or (since and ns > _IMPOSSIBLE * since):
                 if ns and len(self.rows) == 1:
                     self._start_again()  # the first report is as wrong
@@ -273,12 +280,14 @@ class ReportGrammar(Grammar):
         return _whole_number(number), ns, span
 
     def _since(
-        self, number: float, elapsed: float, *, is_of_wall: bool
+        self, number: float, elapsed: float, *, is_of_wall: bool, least: float
     ) -> tuple[int | None, int | None]:
         """Duration and span since the last report of an elapsed time in ms."""
         before = self._before
         if before is not None and number == before[0] and not is_of_wall:
             return None, None  # a validation after that iteration, outside of the time
+        if before is not None and 0 <= elapsed - before[1] < least:
+            return None, None
         self._before = (number, elapsed)
         if before is None or number <= before[0] or elapsed < before[1]:
             return None, None

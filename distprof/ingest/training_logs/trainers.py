@@ -8,6 +8,7 @@ Progress bars of programs that print no times::
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from statistics import median
 
 import msgspec
@@ -39,6 +40,9 @@ _MIN_SPAN, _FEWEST_SECONDS = 3, 10
 _FEWEST_STEPS = 10
 """From this step on, the rate that a bar shows is no longer that of its slow first steps."""
 
+_DIGITS, _ALIKE = 5, 1.5
+"""Least ratio of a time between two rates to half of their last digits, and most of two of them."""
+
 _FAR_LONGER = 10
 """Of bars without labels of a training, one with a name is meant if it ran this much longer."""
 
@@ -55,7 +59,8 @@ class _Bar(msgspec.Struct):
     is_of_epochs: bool = False  # Whether its label or unit says that it counts epochs.
     is_of_training: bool = False  # Whether its label says that it counts iterations.
 
-    rates: list[float] = msgspec.field(default_factory=list)  # As printed, in seconds per step.
+    # As printed: step, whole seconds, seconds per step, and half of its last digit.
+    rates: list[tuple[int, int, float, float]] = msgspec.field(default_factory=list)
     rows: list[Row] = msgspec.field(default_factory=list)
 
 
@@ -113,8 +118,10 @@ class BarGrammar(Grammar):
             bar.is_of_epochs |= is_of_epochs
             bar.is_of_training |= is_of_training
             each = to_float(rate) or 0.0
-            if each and int(step) >= _FEWEST_STEPS and len(bar.rates) < _MAX_RATES:
-                bar.rates.append(each if unit.startswith(b"s/") else 1 / each)
+            if each and int(step) and len(bar.rates) < _MAX_RATES:
+                half = 0.5 * 10 ** -len(rate.partition(b".")[2]) / each
+                each = each if unit.startswith(b"s/") else 1 / each
+                bar.rates.append((int(step), second, each, half * each))
 
     def _follow(self, bar: _Bar, step: int, second: int) -> None:
         if step < bar.step or second < bar.last_second:  # again, so that what passed stays
@@ -172,9 +179,27 @@ def _whole(bar: _Bar, least: int = _MIN_SPAN) -> list[Row]:
 
 def _printed(bar: _Bar) -> list[Row]:
     """The rate that the bar shows, where it does not show enough of the time."""
-    if not bar.rates:
+    rates = [each for step, _, each, _ in bar.rates if step >= _FEWEST_STEPS]
+    if not rates:
         return []
-    return [Row(iteration=bar.last_step, duration_ns=s_to_ns(median(bar.rates)), span=1)]
+    each = _between(bar) or median(rates)
+    return [Row(iteration=bar.last_step, duration_ns=s_to_ns(each), span=1)]
+
+
+def _between(bar: _Bar) -> float | None:
+    """Seconds per step between rates that are means since a slow start; None if they are not."""
+    passed = [(step, step * each, step * half) for step, _, each, half in bar.rates]
+    late = [s - second for (_, second, *_), (_, s, _) in zip(bar.rates, passed, strict=True)]
+    fits = all(-half <= each < 1 + half for each, (*_, half) in zip(late, passed, strict=True))
+    if not fits or any(b[0] <= a[0] for a, b in pairwise(passed)):
+        return None
+    slopes = []
+    for first, last in ((0, -1), (0, len(passed) // 2), (len(passed) // 2, -1)):
+        (low, start, error), (high, end, more) = passed[first], passed[last]
+        if end - start <= _DIGITS * (error + more):
+            return None
+        slopes.append((end - start) / (high - low))
+    return slopes[0] if max(slopes) < _ALIKE * min(slopes) else None
 
 
 def _since_start(bar: _Bar) -> list[Row]:

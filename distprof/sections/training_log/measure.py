@@ -17,11 +17,13 @@ from distprof.run.run import Run
 from distprof.schema import ABSENT, Floats, Int64Array
 from distprof.sections.training_log import (
     MIN_RECURRING,
+    ONLY_FIRST,
     SlowIteration,
     SlowPeriod,
     TrainingLogResult,
     TrainingTimer,
 )
+from distprof.units import format_duration
 
 SLOW_RATIO = 1.2
 """Ratio to the median of its neighbours above which an iteration is slow."""
@@ -51,6 +53,7 @@ MIN_KENDALL, GROWN_RATIO = 0.7, 1.3
 """Least rank correlation with time, and least ratio of the last third to the first, of a growth."""
 
 _MAX_PERIODS = 20
+_MOST_NAMED = 3
 _COMPUTE = ("forward-compute", "backward-compute")
 _EMBEDDING = ("backward-embedding-all-reduce", "embedding-grads-all-reduce")
 _TO_LATER = ("forward-send", "backward-recv", "forward-send-backward-recv")
@@ -391,6 +394,8 @@ def _limits(log: TrainingLog, timers: tuple[TrainingTimer, ...]) -> tuple[str, .
             f"Reports are means of {int(np.median(log.span)):,} iterations each, so single slow "
             "iterations cannot be seen."
         )
+    if log.timers and not timers and (first := _first_timers(log)):
+        limits.append(first)
     if log.facts.mesh.get("pp", 1) > 1 and _compute_ratio(timers) is None:
         limits.append(
             "The log has no forward-compute and backward-compute timers, so the idle time of the "
@@ -399,3 +404,15 @@ def _limits(log: TrainingLog, timers: tuple[TrainingTimer, ...]) -> tuple[str, .
     if log.num_unknown:
         limits.append(f"Lines that look like reports but are not: {log.num_unknown:,}.")
     return tuple(limits)
+
+
+def _first_timers(log: TrainingLog) -> str:
+    """The timers of the last first report that has any, of a log in which no other has them."""
+    times = np.array([*log.timers.values()])
+    known = np.flatnonzero((times != ABSENT).any(axis=0) & (log.duration_ns != ABSENT))
+    if not len(known):
+        return ""
+    named = dict(zip(log.timers, times[:, known[-1]].tolist(), strict=True))
+    longest = sorted(named, key=named.__getitem__, reverse=True)[:_MOST_NAMED]
+    parts = ", ".join(f"{name} {format_duration(named[name])}" for name in longest if named[name])
+    return f"{ONLY_FIRST} has timers: {parts} of {format_duration(log.duration_ns[known[-1]])}."

@@ -61,7 +61,8 @@ def test_the_example_yields_its_values_and_no_other_program_takes_it(wording):
         grammar.timers.clear()
     timers = {name: values.pop(name) for name in wording.timers}
     assert {name: one.ns[0] / 1e9 for name, one in grammar.timers.items()} == pytest.approx(timers)
-    if elapsed := values.get("elapsed_ms") or values.get("elapsed_s", 0.0) * 1e3:
+    units = (("elapsed_ms", 1), ("elapsed_s", 1e3), ("elapsed_h", 3.6e6))
+    if elapsed := sum(values.get(name, 0.0) * unit for name, unit in units):
         assert grammar._before == (values["iteration"], elapsed)
         return
     (row,) = grammar.rows
@@ -73,6 +74,8 @@ def test_the_example_yields_its_values_and_no_other_program_takes_it(wording):
     seconds += [values.pop("tokens") / values["tokens_per_s"]] if "tokens" in values else []
     assert (row.duration_ns or 0) == pytest.approx(1e9 * sum(seconds))
     assert (row.at_s is not None) is wording.stamped
+    mfu = values.pop("mfu_percent", 0.0) / 100 or values.pop("mfu", 0.0)
+    assert grammar.mfu == [mfu] * bool(mfu)
     if "batch" in values:
         assert grammar.facts["global_batch_size"] == values.pop("batch")
     assert {name: getattr(row, name) for name in values} == values
