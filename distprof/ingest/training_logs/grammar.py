@@ -188,6 +188,9 @@ def stamp_s(text: bytes) -> float | None:
 LEAST_EVALUATION = 0.1
 """Share of the training from which evaluations are named."""
 
+IMPOSSIBLE = 1.5
+"""Ratio of a printed time to all time since the last report from which it is wrong."""
+
 _TINY = 0.05
 """Share of the peak below which batches or waits matter more than kernels."""
 
@@ -306,13 +309,8 @@ def _of_one_rank(rows: Sequence[Row], notes: list[str]) -> tuple[list[Row], Int6
 
 
 def _timed_by_stamps(rows: list[Row], notes: list[str]) -> list[Row]:
-    """Reports with durations from the times of their lines, if no report has a duration."""
-    if any(row.duration_ns is not None for row in rows) or not any(r.at_s for r in rows):
-        return rows
-    notes.append(
-        "Iteration times are the differences between the times at which lines were written."
-    )
-    timed = rows[:1]
+    """Reports with durations from the times of their lines, if they have none or longer ones."""
+    timed = [row._replace(duration_ns=None) for row in rows[:1]]
     for before, row in pairwise(rows):
         ns, span = None, None
         if None not in (before.at_s, row.at_s, before.iteration, row.iteration):
@@ -320,6 +318,16 @@ def _timed_by_stamps(rows: list[Row], notes: list[str]) -> list[Row]:
             span = row.iteration - before.iteration  # type: ignore[operator]
             ns = round(seconds / span * 1e9) if span > 0 and 0 < seconds < 1e7 else None
         timed.append(row._replace(duration_ns=ns, span=None if ns is None else span))
+    printed, written = (
+        [row.duration_ns for row in some if row.duration_ns] for some in (rows, timed)
+    )
+    if not written or (printed and median(printed) < IMPOSSIBLE * median(written)):
+        return rows
+    longer = ", because the printed ones are longer than that" if printed else ""
+    notes.append(
+        f"Iteration times are the differences between the times at which lines were written"
+        f"{longer}."
+    )
     return timed
 
 

@@ -17,6 +17,7 @@ from distprof.bounds import table_beside
 from distprof.ingest.output.expressions import Signs
 from distprof.ingest.output.read import prefix_rank
 from distprof.ingest.training_logs.grammar import (
+    IMPOSSIBLE,
     LEAST_EVALUATION,
     MAX_COUNT,
     NUMBER,
@@ -40,9 +41,6 @@ _CLOCK = re.compile(
 _MAX_LINE = 8_000
 _FEWEST_PARTS = 3
 _MANY = 4
-_IMPOSSIBLE = 1.5
-"""Ratio of a printed time to all time since the last report from which it is wrong."""
-
 _LEAST_OF_HOURS = 7_200.0
 """Milliseconds between reports of elapsed hours: with four decimals, they are right to 5 %."""
 
@@ -267,7 +265,7 @@ class ReportGrammar(Grammar):
         elapsed = values["elapsed_h"] * 3.6e6 if least else elapsed
         if elapsed is not None and number is not None:
             since, of = self._since(number, elapsed, is_of_wall=is_of_wall, least=least)
-            if not ns or (since and ns > _IMPOSSIBLE * since):
+            if not ns or (since and ns > IMPOSSIBLE * since):
                 if ns and len(self.rows) == 1:
                     self._start_again()  # the first report is as wrong
                 ns, span = since, of

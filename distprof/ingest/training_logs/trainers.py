@@ -8,7 +8,7 @@ Progress bars of programs that print no times::
 from __future__ import annotations
 
 import re
-from itertools import pairwise
+from itertools import combinations
 from statistics import median
 
 import msgspec
@@ -42,6 +42,9 @@ _FEWEST_STEPS = 10
 
 _DIGITS, _ALIKE = 5, 1.5
 """Least ratio of a time between two rates to half of their last digits, and most of two of them."""
+
+_SLOW_START = 2
+"""Ratio of the first steps to later ones from which they are a warm-up."""
 
 _FAR_LONGER = 10
 """Of bars without labels of a training, one with a name is meant if it ran this much longer."""
@@ -84,6 +87,8 @@ class BarGrammar(Grammar):
     _num_rows: int = 0  # of all bars
     _bars: tuple[dict[tuple[bytes, int], _Bar], ...] | None = None  # with a name; without
     _paused_s: float = 0.0  # evaluations between bars
+    # Steps and seconds of finished bars of evaluations and of the training.
+    _ended: dict[str, set[tuple[int, int]]] = msgspec.field(default_factory=dict)
 
     def take(self, block: bytes) -> None:
         """Follow each bar."""
@@ -104,9 +109,12 @@ class BarGrammar(Grammar):
             is_plain = is_of_training or label == b":" or not label.endswith(b":")
             is_plain |= bool(_PATTERNS["metric"].search(label))
             is_of_epochs = b"epoch" in unit or bool(_PATTERNS["of_epochs"].search(label))
+            second = int(hours or 0) * 3600 + int(minutes) * 60 + int(seconds)
+            kind = "evaluation" if _PATTERNS["of_evaluation"].search(label) else "training"
+            if step == total and (is_of_training or kind == "evaluation"):
+                self._ended.setdefault(kind, set()).add((int(total), second))
             if int(total) < (_MIN_SPAN if is_of_training or is_of_epochs else _MIN_STEPS):
                 continue
-            second = int(hours or 0) * 3600 + int(minutes) * 60 + int(seconds)
             bars, name = self._bars[is_plain], b"" if is_plain else label
             bar = bars.get((name, int(total)))
             if bar is None and len(bars) >= _MAX_BARS:
@@ -154,6 +162,15 @@ class BarGrammar(Grammar):
                 self.name = f"the progress bar “{plain(label[:-1].decode('utf-8', 'replace'))}”"
             self.rows = longest.rows or _whole(longest) or _printed(longest) or _whole(longest, 2)
             self.rows = self.rows or _since_start(longest)
+            start = s_to_ns(longest.first_second / longest.first_step) if longest.first_step else 0
+            if self.rows and (start or 0) > _SLOW_START * (self.rows[0].duration_ns or 0):
+                self.rows = [Row(longest.first_step, start, longest.first_step), *self.rows]
+            evaluated, trained = (
+                sum(second / len(self._ended[kind]) for _, second in self._ended.get(kind, ()))
+                for kind in ("evaluation", "training")
+            )
+            if evaluated >= LEAST_EVALUATION * (evaluated + trained) and trained:
+                self.notes.append(evaluation_note(evaluated / (evaluated + trained)))
             passed, span = _seconds(longest), longest.last_step - longest.first_step
             if span and LEAST_EVALUATION * passed < self._paused_s < passed:
                 ns = s_to_ns((passed - self._paused_s) / span)
@@ -188,18 +205,21 @@ def _printed(bar: _Bar) -> list[Row]:
 
 def _between(bar: _Bar) -> float | None:
     """Seconds per step between rates that are means since a slow start; None if they are not."""
-    passed = [(step, step * each, step * half) for step, _, each, half in bar.rates]
-    late = [s - second for (_, second, *_), (_, s, _) in zip(bar.rates, passed, strict=True)]
-    fits = all(-half <= each < 1 + half for each, (*_, half) in zip(late, passed, strict=True))
-    if not fits or any(b[0] <= a[0] for a, b in pairwise(passed)):
-        return None
+    passed: dict[int, tuple[float, float]] = {}  # seconds and their error at each step
+    for step, second, each, half in bar.rates:
+        passed.setdefault(step, (step * each, step * half))
+        if not -step * half <= step * each - second < 1 + step * half:
+            return None
+    steps = list(passed)
+    if [step for step, *_ in bar.rates] != sorted(step for step, *_ in bar.rates):
+        return None  # bars of several ranks
     slopes = []
-    for first, last in ((0, -1), (0, len(passed) // 2), (len(passed) // 2, -1)):
-        (low, start, error), (high, end, more) = passed[first], passed[last]
+    for low, high in combinations((steps[0], steps[len(steps) // 2], steps[-1]), 2):
+        (start, error), (end, more) = passed[low], passed[high]
         if end - start <= _DIGITS * (error + more):
             return None
         slopes.append((end - start) / (high - low))
-    return slopes[0] if max(slopes) < _ALIKE * min(slopes) else None
+    return slopes[1] if max(slopes) < _ALIKE * min(slopes) else None
 
 
 def _since_start(bar: _Bar) -> list[Row]:

@@ -327,6 +327,12 @@ def _slow_sentence(log: TrainingLogResult) -> str:
         return ""
     if log.slow_excess_ns < MIN_SLOW_RATIO * log.mean_ns:
         return ""
+    if log.is_accumulated:
+        return (
+            f"One of {log.slow_period} iterations takes up to {format_duration(log.max_ns)}, the "
+            f"others {format_duration(log.median_ns)}: with accumulated gradients, one of them "
+            "holds the optimizer's step."
+        )
     often = f", every {log.slow_period:,} iterations" if log.slow_period else ""
     return (
         f"{log.num_slow:,} of {log.num_steady:,} iterations are slow{often}: they add "
