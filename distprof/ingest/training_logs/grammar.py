@@ -22,6 +22,8 @@ from distprof.run.logs import TrainingFacts, TrainingLog
 from distprof.schema import ABSENT, Floats, Int64Array
 from distprof.units import NS_PER_MS, NS_PER_S, format_ratio
 
+RATES = ("samples_per_s", "tokens_per_s", "tokens_per_s_per_device", "tflops", "loss")
+
 MAX_ROWS = 500_000
 MAX_TIMERS = 200
 MAX_TIMER_VALUES = 4_000_000
@@ -204,9 +206,10 @@ USE = "Use of the GPU: "
 
 def use_notes(share: float, of: str) -> list[str]:
     """That share, and what it means if it is tiny."""
-    little = "So little use means that GPUs wait, or that a step has too little work for them: "
-    tiny = [f"{little}a larger batch shows which."] if share < _TINY else []
-    return [f"{USE}{of.format(format_ratio(share))}", *tiny]
+    tiny = (
+        "So little use means that GPUs wait or have too little to do: a larger batch shows which."
+    )
+    return [f"{USE}{of.format(format_ratio(share))}", *[tiny] * (share < _TINY)]
 
 
 def evaluation_note(share: float) -> str:
@@ -220,6 +223,13 @@ def evaluation_note(share: float) -> str:
 # The log ------------------------------------------------------------------------------------------
 
 _AXES = ("tp", "pp", "dp", "cp", "ep")
+_SIZES = (
+    "world_size",
+    "micro_batch_size",
+    "global_batch_size",
+    "sequence_length",
+    "virtual_stages",
+)
 _LARGEST = 1 << 31
 
 
@@ -259,11 +269,7 @@ def to_log(
         iteration=iteration,
         span=_spans(rows),
         duration_ns=_ints(row.duration_ns for row in rows),
-        samples_per_s=_floats([row.samples_per_s for row in rows]),
-        tokens_per_s=_floats([row.tokens_per_s for row in rows]),
-        tokens_per_s_per_device=_floats([row.tokens_per_s_per_device for row in rows]),
-        tflops=_floats([row.tflops for row in rows]),
-        loss=_floats([row.loss for row in rows]),
+        **{name: _floats([getattr(row, name) for row in rows]) for name in RATES},
         printed_samples_per_s=_floats(_rates(chosen, others)),
         timers=timers,
         is_of_slowest_ranks=chosen.is_of_slowest_ranks,
@@ -358,13 +364,9 @@ def _facts(chosen: Grammar, others: Sequence[Grammar]) -> TrainingFacts:
     for grammar in (*others, chosen):
         facts |= {name: n for name, n in grammar.facts.items() if 0 < n < _LARGEST}
     return TrainingFacts(
-        world_size=facts.get("world_size"),
         mesh={axis: facts[axis] for axis in _AXES if axis in facts},
         num_micro_batches=facts.get("num_micro_batches") or _num_micro_batches(facts),
-        micro_batch_size=facts.get("micro_batch_size"),
-        global_batch_size=facts.get("global_batch_size"),
-        sequence_length=facts.get("sequence_length"),
-        virtual_stages=facts.get("virtual_stages"),
+        **{name: facts.get(name) for name in _SIZES},
     )
 
 

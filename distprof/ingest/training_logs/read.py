@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
 from itertools import pairwise
 from statistics import median
 
@@ -30,7 +29,7 @@ from distprof.ingest.training_logs.grammar import (
 )
 from distprof.ingest.training_logs.named_numbers import NamedNumbersGrammar, PhasesGrammar
 from distprof.ingest.training_logs.reports import Reports
-from distprof.ingest.training_logs.tables import ColumnsGrammar, GoldenValues, StepTraceGrammar
+from distprof.ingest.training_logs.tables import ColumnsGrammar, GoldenValues
 from distprof.ingest.training_logs.trainers import BarGrammar, LightningGrammar, compare
 from distprof.run.logs import TrainingLog
 from distprof.schema import ABSENT
@@ -45,9 +44,6 @@ _TOGETHER = ("Megatron-LM", "DeepSpeed")
 
 _PATTERNS = byte_patterns("runs.toml")
 """A log that is pasted below what someone says of it."""
-
-_STANDS_STILL = re.compile(r"(?i)\b(?:stuck|hangs?|hung|hanging|freez\w{1,3}|deadlock\w{0,2})\b")
-"""What a title says of a job that stands still."""
 
 _ALIKE = 1.5
 """Ratio up to which phases are those of the iterations of a bar, whose mean has slow first ones."""
@@ -96,7 +92,7 @@ def holds_iterations(start: bytes, *, is_text: bool, least: int = 1) -> bool:
         is_text: Whether it may be the output of a program and not only a table.
         least: Number of reports that it must hold at least, unless it is a table.
     """
-    if any(table.fits(start) for table in _tables()):
+    if ColumnsGrammar().fits(start):
         return True
     if not is_text:
         return False
@@ -127,8 +123,8 @@ def read_training_log(source: str) -> TrainingLog:
             if slowest is not None:
                 return slowest
             stream.seek(0)
-            table = next((one for one in _tables() if one.fits(first)), None)
-            if table is not None:
+            table = ColumnsGrammar()
+            if table.fits(first):
                 found = (table,)
                 table.read(blocks)
             else:
@@ -153,26 +149,19 @@ def read_training_log(source: str) -> TrainingLog:
 
 def _with_words(log: TrainingLog, start: bytes) -> TrainingLog:
     """What follows from the words around reports: a GPU, whose peak is known, or a standstill."""
-    words, notes = start.decode("utf-8", "replace"), list(log.notes)
-    gpus = {*re.findall(_gpu_names(), words.lower())}
-    known = log.tflops[np.isfinite(log.tflops)]
-    if len(gpus) == 1 and len(known) and not any(note.startswith(USE) for note in notes):
-        gpu = load_sheet().gpu(gpus.pop())
-        share = float(np.median(known)) * 1e12 / gpu.bf16_flops
+    notes, rates = [], log.tflops[np.isfinite(log.tflops)]
+    named = {*map(bytes.lower, _PATTERNS["gpu"].findall(start))}
+    if len(named) == 1 and len(rates) and not any(note.startswith(USE) for note in log.notes):
+        gpu = load_sheet().gpu(named.pop().decode())
+        share = float(np.median(rates)) * 1e12 / gpu.bf16_flops
         notes += use_notes(share, f"{{}} of the bf16 peak ({gpu.title})") if share < 1 else []
     number = log.iteration[log.iteration != ABSENT]
-    if len(number) and len(start) < _SMALL and _STANDS_STILL.search(words.partition("\n")[0]):
+    if len(number) and len(start) < _SMALL and _PATTERNS["stands_still"].match(start):
         notes.append(
             f"The log does not say whether the job stands still after iteration {number[-1]:,}: if "
             "no line follows, dump the stacks of every rank (py-spy dump --pid PID)."
         )
-    return replace(log, notes=tuple(notes))
-
-
-@cache
-def _gpu_names() -> str:
-    names = "|".join(map(re.escape, load_sheet().gpus))
-    return rf"(?<![a-z\d])(?:{names})(?![a-z\d])"
+    return replace(log, notes=(*log.notes, *notes))
 
 
 def _with_phases(chosen: Grammar | None, start: bytes) -> Grammar | None:
@@ -270,10 +259,6 @@ def _slowest_start(log: TrainingLog) -> TrainingLog:
     note = f"{AGAIN}: each {what} takes {each}, up to {max(times) / min(times):.2f} times as long."
     slowest = parts[times.index(max(times))]
     return replace(slowest, notes=(note, *log.notes))
-
-
-def _tables() -> tuple[ColumnsGrammar | StepTraceGrammar, ...]:
-    return ColumnsGrammar(), StepTraceGrammar()
 
 
 def _of_unknown(blocks: Iterable[bytes]) -> Grammar:

@@ -21,6 +21,7 @@ from distprof.ingest.training_logs.grammar import (
     LEAST_EVALUATION,
     MAX_COUNT,
     NUMBER,
+    RATES,
     Grammar,
     Row,
     evaluation_note,
@@ -46,7 +47,6 @@ _LEAST_OF_HOURS = 7_200.0
 
 _MAX_RATES = 100_000
 _WHOLE, _PRINTED = 1, 2  # worth of reports that are made of timers, and of those that are printed
-_RATES = ("samples_per_s", "tokens_per_s", "tokens_per_s_per_device", "tflops", "loss")
 
 
 class Wording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -205,7 +205,7 @@ class ReportGrammar(Grammar):
             self.mfu.append(mfu)
         number, ns, span = self._timed(wording, values)
         stamp = stamp_s(line[0][:_MAX_LINE]) if wording.stamped else None
-        if ns is None and stamp is None and not any(name in values for name in _RATES[:3]):
+        if ns is None and stamp is None and not any(name in values for name in RATES[:3]):
             self.num_unknown += not values.keys() & {"elapsed_ms", "elapsed_s", "elapsed_h", "rate"}
             return
         if ns is None and 0 < self._worth < _PRINTED:  # the rest of a report that is made of timers
@@ -232,7 +232,7 @@ class ReportGrammar(Grammar):
                 span=span,
                 rank=rank,
                 at_s=stamp,
-                **{name: values.get(name) for name in _RATES},
+                **{name: values.get(name) for name in RATES},
             )
         )
         found = {**_values(wording.timers, record), **means}

@@ -62,6 +62,7 @@ class _Bar(msgspec.Struct):
     is_of_epochs: bool = False  # Whether its label or unit says that it counts epochs.
     is_of_training: bool = False  # Whether its label says that it counts iterations.
 
+    most_seconds: int = 0
     # As printed: step, whole seconds, seconds per step, and half of its last digit.
     rates: list[tuple[int, int, float, float]] = msgspec.field(default_factory=list)
     rows: list[Row] = msgspec.field(default_factory=list)
@@ -87,8 +88,6 @@ class BarGrammar(Grammar):
     _num_rows: int = 0  # of all bars
     _bars: tuple[dict[tuple[bytes, int], _Bar], ...] | None = None  # with a name; without
     _paused_s: float = 0.0  # evaluations between bars
-    # Steps and seconds of finished bars of evaluations and of the training.
-    _ended: dict[str, set[tuple[int, int]]] = msgspec.field(default_factory=dict)
 
     def take(self, block: bytes) -> None:
         """Follow each bar."""
@@ -110,9 +109,6 @@ class BarGrammar(Grammar):
             is_plain |= bool(_PATTERNS["metric"].search(label))
             is_of_epochs = b"epoch" in unit or bool(_PATTERNS["of_epochs"].search(label))
             second = int(hours or 0) * 3600 + int(minutes) * 60 + int(seconds)
-            kind = "evaluation" if _PATTERNS["of_evaluation"].search(label) else "training"
-            if step == total and (is_of_training or kind == "evaluation"):
-                self._ended.setdefault(kind, set()).add((int(total), second))
             if int(total) < (_MIN_SPAN if is_of_training or is_of_epochs else _MIN_STEPS):
                 continue
             bars, name = self._bars[is_plain], b"" if is_plain else label
@@ -123,6 +119,7 @@ class BarGrammar(Grammar):
                 bar = bars[name, int(total)] = _Bar(*(int(step), second) * 3)
             else:
                 self._follow(bar, int(step), second)
+            bar.most_seconds = max(bar.most_seconds, second)
             bar.is_of_epochs |= is_of_epochs
             bar.is_of_training |= is_of_training
             each = to_float(rate) or 0.0
@@ -162,15 +159,15 @@ class BarGrammar(Grammar):
                 self.name = f"the progress bar “{plain(label[:-1].decode('utf-8', 'replace'))}”"
             self.rows = longest.rows or _whole(longest) or _printed(longest) or _whole(longest, 2)
             self.rows = self.rows or _since_start(longest)
-            start = s_to_ns(longest.first_second / longest.first_step) if longest.first_step else 0
-            if self.rows and (start or 0) > _SLOW_START * (self.rows[0].duration_ns or 0):
-                self.rows = [Row(longest.first_step, start, longest.first_step), *self.rows]
-            evaluated, trained = (
-                sum(second / len(self._ended[kind]) for _, second in self._ended.get(kind, ()))
-                for kind in ("evaluation", "training")
-            )
-            if evaluated >= LEAST_EVALUATION * (evaluated + trained) and trained:
-                self.notes.append(evaluation_note(evaluated / (evaluated + trained)))
+            step = longest.first_step
+            start = s_to_ns(longest.first_second / step) if step > 0 else None
+            if self.rows and start and start > _SLOW_START * (self.rows[0].duration_ns or start):
+                self.rows.insert(0, Row(step, start, step))
+            evaluations = [b for (n, _), b in named.items() if _PATTERNS["of_evaluation"].search(n)]
+            evaluated = sum(bar.most_seconds for bar in evaluations)
+            share = evaluated / (evaluated + longest.most_seconds or 1)
+            if longest not in evaluations and share >= LEAST_EVALUATION:
+                self.notes.append(evaluation_note(share))
             passed, span = _seconds(longest), longest.last_step - longest.first_step
             if span and LEAST_EVALUATION * passed < self._paused_s < passed:
                 ns = s_to_ns((passed - self._paused_s) / span)
@@ -249,7 +246,7 @@ _ROUNDED = 0.98
 
 def compare(grammar: Grammar, bars: BarGrammar) -> None:
     """Take the time of an iteration from the progress bar, if it is far above what is printed."""
-    shown = [row.duration_ns or 0 for row in bars.rows]
+    shown = [row.duration_ns or 0 for row in bars.rows[1:] or bars.rows]
     least = _FAR_BELOW if isinstance(grammar, LightningGrammar) else _ROUNDED
     for index, row in enumerate(grammar.rows if shown else ()):
         if (row.duration_ns or 0) < least * median(shown):

@@ -27,9 +27,6 @@ MIN_RECURRING = 5
 """Number of slow iterations from which they count as recurring."""
 
 
-MAX_ACCUMULATED, MAX_OPTIMIZER_RATIO = 16, 2.5
-"""Most micro-batches of a step, and ratio of one with the optimizer's step to the others."""
-
 ONLY_FIRST = "Only the first report, which does not count,"
 """Beginning of a note on the timers of a log whose other reports have none."""
 
@@ -140,13 +137,6 @@ class TrainingLogResult(Result, frozen=True, kw_only=True):
             return None
         known = (one for one in self.timers if one.ratio is not None)
         return next((one for one in known if INPUT_TIMER.search(one.name)), None)
-
-    @property
-    def is_accumulated(self) -> bool:
-        """Whether longer iterations recur as those with the optimizer's step do."""
-        often, slow = self.slow_period or 0, self.num_slow or 0
-        is_regular = often <= MAX_ACCUMULATED and abs(slow * often - self.num_steady) <= often
-        return is_regular and (self.max_ns or 0) < MAX_OPTIMIZER_RATIO * (self.median_ns or 0)
 
     @property
     def idle_ratio(self) -> float | None:

@@ -52,8 +52,13 @@ FEWEST_LAST, FAR_LONGER = 2, 1.5
 MIN_KENDALL, GROWN_RATIO = 0.7, 1.3
 """Least rank correlation with time, and least ratio of the last third to the first, of a growth."""
 
+_RATES = ("samples_per_s", "printed_samples_per_s", "tokens_per_s_per_device", "tflops")
 _MAX_PERIODS = 20
 _MOST_NAMED = 3
+
+_MOST_ACCUMULATED, _WITH_OPTIMIZER = 16, 2.5
+"""Most micro-batches of a step, and ratio of one with the optimizer's step to the others."""
+
 _COMPUTE = ("forward-compute", "backward-compute")
 _EMBEDDING = ("backward-embedding-all-reduce", "embedding-grads-all-reduce")
 _TO_LATER = ("forward-send", "backward-recv", "forward-send-backward-recv")
@@ -69,16 +74,14 @@ def analyze_training_log(run: Run) -> TrainingLogResult:
         )
     iteration = log.iteration[log.iteration != ABSENT]
     timers = _timers(log)
+    rates: dict[str, Any] = {name: _median(getattr(log, name)) for name in _RATES}
     return TrainingLogResult(
         origin=log.origin,
         num_reports=len(log.iteration),
         first_iteration=int(iteration[0]) if len(iteration) else None,
         last_iteration=int(iteration[-1]) if len(iteration) else None,
-        samples_per_s=_median(log.samples_per_s),
         tokens_per_s=_tokens_per_s(log),
-        tokens_per_s_per_device=_median(log.tokens_per_s_per_device),
-        tflops=_median(log.tflops),
-        printed_samples_per_s=_median(log.printed_samples_per_s),
+        **rates,
         first_loss=_end(log.loss, 0),
         last_loss=_end(log.loss, -1),
         tokens_per_step=log.tokens_per_step,
@@ -141,12 +144,16 @@ def _slow(number: Int64Array, ns: Int64Array, span: Int64Array) -> dict[str, Any
     first = int(np.argmin(is_slow))
     is_slow[: first * (first > 1)] = False  # before the training is warm
     excess = float(np.sum((ns - usual)[is_slow])) / len(ns)
+    period = _period(number, is_slow)
+    is_power = period is not None and period & (period - 1) == 0  # as numbers of micro-batches are
+    if is_power and period <= _MOST_ACCUMULATED and ns.max() < _WITH_OPTIMIZER * np.median(ns):
+        return {"slow_period": period}
     order = np.flatnonzero(is_slow)
     order = order[np.argsort(-ns[order], kind="stable")][:MAX_SLOWEST]
     return {
         "num_slow": int(is_slow.sum()),
         "slow_excess_ns": round(excess),
-        "slow_period": _period(number, is_slow),
+        "slow_period": period,
         "slowest": tuple(
             SlowIteration(
                 iteration=int(number[i]) if number[i] != ABSENT else None, duration_ns=int(ns[i])
@@ -394,8 +401,11 @@ def _limits(log: TrainingLog, timers: tuple[TrainingTimer, ...]) -> tuple[str, .
             f"Reports are means of {int(np.median(log.span)):,} iterations each, so single slow "
             "iterations cannot be seen."
         )
-    if log.timers and not timers and (first := _first_timers(log)):
-        limits.append(first)
+    known = {name: ns[ns != ABSENT] for name, ns in log.timers.items() if (ns != ABSENT).any()}
+    if known and not timers:
+        longest = sorted(known, key=lambda name: -known[name][-1])[:_MOST_NAMED]
+        named = ", ".join(f"{name} {format_duration(known[name][-1])}" for name in longest)
+        limits.append(f"{ONLY_FIRST} has timers: {named}.")
     if log.facts.mesh.get("pp", 1) > 1 and _compute_ratio(timers) is None:
         limits.append(
             "The log has no forward-compute and backward-compute timers, so the idle time of the "
@@ -404,15 +414,3 @@ def _limits(log: TrainingLog, timers: tuple[TrainingTimer, ...]) -> tuple[str, .
     if log.num_unknown:
         limits.append(f"Lines that look like reports but are not: {log.num_unknown:,}.")
     return tuple(limits)
-
-
-def _first_timers(log: TrainingLog) -> str:
-    """The timers of the last first report that has any, of a log in which no other has them."""
-    times = np.array([*log.timers.values()])
-    known = np.flatnonzero((times != ABSENT).any(axis=0) & (log.duration_ns != ABSENT))
-    if not len(known):
-        return ""
-    named = dict(zip(log.timers, times[:, known[-1]].tolist(), strict=True))
-    longest = sorted(named, key=named.__getitem__, reverse=True)[:_MOST_NAMED]
-    parts = ", ".join(f"{name} {format_duration(named[name])}" for name in longest if named[name])
-    return f"{ONLY_FIRST} has timers: {parts} of {format_duration(log.duration_ns[known[-1]])}."

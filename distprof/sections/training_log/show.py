@@ -323,16 +323,16 @@ def _slower_rate(log: TrainingLogResult) -> str:
 
 
 def _slow_sentence(log: TrainingLogResult) -> str:
-    if not log.num_slow or not log.mean_ns or not log.slow_excess_ns:
-        return ""
-    if log.slow_excess_ns < MIN_SLOW_RATIO * log.mean_ns:
-        return ""
-    if log.is_accumulated:
+    if log.slow_period and not log.num_slow:
         return (
             f"One of {log.slow_period} iterations takes up to {format_duration(log.max_ns)}, the "
             f"others {format_duration(log.median_ns)}: with accumulated gradients, one of them "
             "holds the optimizer's step."
         )
+    if not log.num_slow or not log.mean_ns or not log.slow_excess_ns:
+        return ""
+    if log.slow_excess_ns < MIN_SLOW_RATIO * log.mean_ns:
+        return ""
     often = f", every {log.slow_period:,} iterations" if log.slow_period else ""
     return (
         f"{log.num_slow:,} of {log.num_steady:,} iterations are slow{often}: they add "

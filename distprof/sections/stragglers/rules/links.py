@@ -262,7 +262,7 @@ def slow_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]:
     ## Sources
     Formula sheet, "Measured from traces" (straggler).
     """
-    if not log.num_slow or not log.slow_excess_ns or not log.mean_ns or log.is_accumulated:
+    if not log.num_slow or not log.slow_excess_ns or not log.mean_ns:
         return
     share = log.slow_excess_ns / log.mean_ns
     recur = log.num_slow >= MIN_RECURRING or log.slow_period
