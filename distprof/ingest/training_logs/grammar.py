@@ -122,6 +122,12 @@ class Grammar(msgspec.Struct):
             elif name in self.timers or len(self.timers) < MAX_TIMERS:
                 self._add_timer(self.timers.setdefault(name, TimerValues()), index, ns)
 
+    def add_seconds(self, timers: Mapping[str, float]) -> None:
+        """Add timers in seconds, if there are any."""
+        if timers:
+            found = {name: s_to_ns(seconds) for name, seconds in timers.items()}
+            self.add_timers({name: ns for name, ns in found.items() if ns is not None})
+
     def _add_timer(self, values: TimerValues, index: int, ns: int) -> None:
         """Add a value, or replace an earlier one of the same report."""
         if values.report and values.report[-1] == index:
@@ -270,7 +276,7 @@ def to_log(
         span=_spans(rows),
         duration_ns=_ints(row.duration_ns for row in rows),
         **{name: _floats([getattr(row, name) for row in rows]) for name in RATES},
-        printed_samples_per_s=_floats(_rates(chosen, others)),
+        printed_samples_per_s=_floats(next((g.rates for g in (chosen, *others) if g.rates), [])),
         timers=timers,
         is_of_slowest_ranks=chosen.is_of_slowest_ranks,
         startup=dict(chosen.startup),
@@ -353,10 +359,6 @@ def _timer(values: TimerValues, kept: Int64Array, count: int) -> Int64Array:
     place = kept[np.frombuffer(values.report, np.int64)]
     column[place[place != ABSENT]] = np.frombuffer(values.ns, np.int64)[place != ABSENT]
     return column
-
-
-def _rates(chosen: Grammar, others: Sequence[Grammar]) -> list[float]:
-    return next((g.rates for g in (chosen, *others) if g.rates), [])
 
 
 def _facts(chosen: Grammar, others: Sequence[Grammar]) -> TrainingFacts:

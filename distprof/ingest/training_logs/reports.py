@@ -215,12 +215,8 @@ class ReportGrammar(Grammar):
         if not self._is_better(wording):
             return
         rank = prefix_rank(record[:200].decode("utf-8", "replace"))
-        if (
-            self.rows
-            and last
-            and number is not None
-            and (last.iteration, last.rank) == (number, rank)
-        ):
+        is_again = last and number is not None and (last.iteration, last.rank) == (number, rank)
+        if self.rows and is_again:
             return  # a progress bar repeats its last report
         if wording.note and wording.note not in self.notes:
             self.notes.append(wording.note)
@@ -235,15 +231,12 @@ class ReportGrammar(Grammar):
                 **{name: values.get(name) for name in RATES},
             )
         )
-        found = {**_values(wording.timers, record), **means}
-        if is_since := last and last.iteration is not None and number is not None:
+        of_epoch = {name: value for name, value in means.items() if name in wording.timers}
+        found = _values(wording.timers, record) | of_epoch
+        if last and last.iteration is not None and number is not None:
             span = max(number - last.iteration, 1)
-            sums = _values(wording.sums, record)
-            found |= {name: value / span for name, value in sums.items()}
-        names = (*wording.timers, *(wording.sums if is_since else ()))
-        timers = {name: s_to_ns(found[name]) for name in names if name in found}
-        if timers:
-            self.add_timers({name: ns for name, ns in timers.items() if ns is not None})
+            found |= {name: value / span for name, value in _values(wording.sums, record).items()}
+        self.add_seconds(found)
 
     def _timed(
         self, wording: Wording, values: dict[str, float]

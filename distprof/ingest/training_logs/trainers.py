@@ -8,10 +8,10 @@ Progress bars of programs that print no times::
 from __future__ import annotations
 
 import re
-from itertools import combinations
 from statistics import median
 
 import msgspec
+import numpy as np
 
 from distprof.escape import plain
 from distprof.ingest.training_logs.grammar import (
@@ -202,21 +202,18 @@ def _printed(bar: _Bar) -> list[Row]:
 
 def _between(bar: _Bar) -> float | None:
     """Seconds per step between rates that are means since a slow start; None if they are not."""
-    passed: dict[int, tuple[float, float]] = {}  # seconds and their error at each step
-    for step, second, each, half in bar.rates:
-        passed.setdefault(step, (step * each, step * half))
-        if not -step * half <= step * each - second < 1 + step * half:
-            return None
-    steps = list(passed)
-    if [step for step, *_ in bar.rates] != sorted(step for step, *_ in bar.rates):
-        return None  # bars of several ranks
-    slopes = []
-    for low, high in combinations((steps[0], steps[len(steps) // 2], steps[-1]), 2):
-        (start, error), (end, more) = passed[low], passed[high]
-        if end - start <= _DIGITS * (error + more):
-            return None
-        slopes.append((end - start) / (high - low))
-    return slopes[1] if max(slopes) < _ALIKE * min(slopes) else None
+    steps, second, each, half = np.array(bar.rates).T
+    late, error = steps * each - second, steps * half
+    if (np.diff(steps) < 0).any() or (late < -error).any() or (late >= 1 + error).any():
+        return None  # also of bars of several ranks
+    steps, at = np.unique(steps, return_index=True)
+    ends = [0, len(steps) // 2, -1]
+    passed = np.diff((steps * each[at])[ends])
+    if len(steps) < len(ends) or (passed <= _DIGITS * error.max()).any():
+        return None
+    slopes = passed / np.diff(steps[ends])
+    is_steady = slopes.max() < _ALIKE * slopes.min()
+    return float(passed.sum() / (steps[-1] - steps[0])) if is_steady else None
 
 
 def _since_start(bar: _Bar) -> list[Row]:
@@ -289,8 +286,7 @@ class LightningGrammar(Grammar):
         }
         seconds += sum(each for name, each in whole.items() if name.endswith(_NEXT))
         self.add(Row(iteration=count, duration_ns=s_to_ns(seconds), span=count))
-        found = {name: s_to_ns(each) for name, each in whole.items()}
-        self.add_timers({name: ns for name, ns in found.items() if ns is not None})
+        self.add_seconds(whole)
 
     def _of_step(self) -> tuple[float | None, int] | None:
         """Seconds and number of steps of the optimizer, which call the passes."""

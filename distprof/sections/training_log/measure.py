@@ -56,7 +56,7 @@ _RATES = ("samples_per_s", "printed_samples_per_s", "tokens_per_s_per_device", "
 _MAX_PERIODS = 20
 _MOST_NAMED = 3
 
-_MOST_ACCUMULATED, _WITH_OPTIMIZER = 16, 2.5
+_MOST_ACCUMULATED, _FOR_STEP = 16, 2.5
 """Most micro-batches of a step, and ratio of one with the optimizer's step to the others."""
 
 _COMPUTE = ("forward-compute", "backward-compute")
@@ -145,8 +145,8 @@ def _slow(number: Int64Array, ns: Int64Array, span: Int64Array) -> dict[str, Any
     is_slow[: first * (first > 1)] = False  # before the training is warm
     excess = float(np.sum((ns - usual)[is_slow])) / len(ns)
     period = _period(number, is_slow)
-    is_power = period is not None and period & (period - 1) == 0  # as numbers of micro-batches are
-    if is_power and period <= _MOST_ACCUMULATED and ns.max() < _WITH_OPTIMIZER * np.median(ns):
+    is_power = period is not None and period & (period - 1) == 0  # as numbers of micro-batches
+    if is_power and (period or 0) <= _MOST_ACCUMULATED and ns.max() < _FOR_STEP * np.median(ns):
         return {"slow_period": period}
     order = np.flatnonzero(is_slow)
     order = order[np.argsort(-ns[order], kind="stable")][:MAX_SLOWEST]
@@ -206,23 +206,35 @@ def _slow_span(number: Int64Array, ns: Int64Array, span: Int64Array) -> SlowPeri
     slow, others = ns[inside], ns[~inside]
     if len(others) < BLOCK or _share_above(slow, others) < APART:
         return None
-    at = np.flatnonzero(inside)
     median = float(np.median(others))
     # Whether a line fits better than two levels, without the longest reports
     kept = ns <= np.quantile(ns, 0.98)
     time, values = np.flatnonzero(kept), ns[kept].astype(np.float64)
     line = np.polyval(np.polyfit(time, values, 1), time)
     levels = np.where(inside[kept], np.median(ns[inside]), np.median(ns[~inside]))
+    is_line = np.sum((values - line) ** 2) < 0.7 * np.sum((values - levels) ** 2)
+    return _slow_period(number, ns, span, inside, median, is_gradual=bool(inside[-1] and is_line))
+
+
+def _slow_period(
+    number: Int64Array,
+    ns: Int64Array,
+    span: Int64Array,
+    inside: NDArray[np.bool_],
+    usual: float,
+    *,
+    is_gradual: bool,
+) -> SlowPeriod:
+    """The slow reports, by their mask, next to what is usual."""
+    at = np.flatnonzero(inside)
     return SlowPeriod(
         first_iteration=_printed(number, at[0]),
         last_iteration=None if at[-1] == len(ns) - 1 else _printed(number, at[-1]),
-        num_reports=len(slow),
-        duration_ns=round(float(np.median(slow))),
-        usual_ns=round(median),
-        excess_ns=round(float(np.average(np.where(inside, ns - median, 0), weights=span))),
-        is_gradual=bool(
-            inside[-1] and np.sum((values - line) ** 2) < 0.7 * np.sum((values - levels) ** 2)
-        ),
+        num_reports=len(at),
+        duration_ns=round(float(np.median(ns[inside]))),
+        usual_ns=round(usual),
+        excess_ns=round(float(np.average(np.where(inside, ns - usual, 0), weights=span))),
+        is_gradual=is_gradual,
     )
 
 
@@ -263,19 +275,9 @@ def _among_few(number: Int64Array, ns: Int64Array, span: Int64Array) -> SlowPeri
         or np.median(slow) < GROWN_RATIO * np.median(others)
     ):
         return None
+    inside = np.arange(len(ns)) >= len(ns) - len(slow)
     usual = float(np.median(others))
-    first = len(ns) - len(slow)
-    return SlowPeriod(
-        first_iteration=_printed(number, np.int64(first)),
-        last_iteration=None,
-        num_reports=len(slow),
-        duration_ns=round(float(np.median(slow))),
-        usual_ns=round(usual),
-        excess_ns=round(
-            float(np.average(np.where(np.arange(len(ns)) >= first, ns - usual, 0), weights=span))
-        ),
-        is_gradual=is_gradual,
-    )
+    return _slow_period(number, ns, span, inside, usual, is_gradual=is_gradual)
 
 
 def _kendall(ns: Int64Array) -> float:
