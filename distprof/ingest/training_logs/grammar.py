@@ -160,6 +160,11 @@ def to_float(text: bytes | None) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def whole_number(value: float | None, limit: int = MAX_COUNT) -> int | None:
+    """A count or a rank; None if it cannot be one."""
+    return round(value) if value is not None and 0 <= value < limit else None
+
+
 def ms_to_ns(value: float | None) -> int | None:
     """Milliseconds as int ns; None if it cannot be the time of an iteration."""
     if value is None or not 0 <= value < MAX_SECONDS * 1e3:

@@ -187,17 +187,13 @@ def _read(text: bytes) -> _Report | None:
     step = _PATTERNS["step"].search(line)
     if step is None or int(step[1]) >= MAX_COUNT:
         return None
-    has_time = any(
-        word in line for word in (b"time", b"dt", b"dur", b"elaps", b"laten", b"cost", b"s/")
-    )
+    has_time = _PATTERNS["has_time"].search(line)
     has_rate = b"/" in line or b"per" in line
     per_step = _PATTERNS["per_step"].search(line) if has_rate else None
     named = per_step or (_PATTERNS["time"].search(line) if has_time else None)
     unnamed = () if named else tuple(islice(_PATTERNS["unnamed"].finditer(line), 2))
     time, has_unit = _time(unnamed[0] if len(unnamed) == 1 else named)
-    has_phases = any(
-        word in line for word in (b"data", b"load", b"read", b"fetch", b"ward", b"fwd")
-    )
+    has_phases = _PATTERNS["has_phases"].search(line)
     phases = {name: time for name, time, _ in _phases(line) if name} if has_phases else {}
     rates: dict[str, Any] = _rates(line) if has_rate else {}
     loss = _PATTERNS["loss"].search(line) if b"loss" in line else None

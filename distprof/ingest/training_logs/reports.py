@@ -30,6 +30,7 @@ from distprof.ingest.training_logs.grammar import (
     s_to_ns,
     stamp_s,
     to_float,
+    whole_number,
 )
 
 _ESCAPES = re.compile(rb"\x1b\[[0-9;]{0,20}m")
@@ -265,10 +266,10 @@ class ReportGrammar(Grammar):
                 values.pop("tokens_per_s", None)
         elif samples is not None and elapsed is None:  # of the whole job, or since the last report
             is_whole, self._samples = samples > self._samples, samples
-            number, span = (number, None) if is_whole else (None, _whole_number(number))
+            number, span = (number, None) if is_whole else (None, whole_number(number))
         if ns and batch and batch >= 1:
             values.setdefault("samples_per_s", batch / (ns / 1e9))
-        return _whole_number(number), ns, span
+        return whole_number(number), ns, span
 
     def _since(
         self, number: float, elapsed: float, *, is_of_wall: bool, least: float
@@ -283,7 +284,7 @@ class ReportGrammar(Grammar):
         if before is None or number <= before[0] or elapsed < before[1]:
             return None, None
         span = number - before[0]
-        return ms_to_ns((elapsed - before[1]) / span) if span >= 1 else None, _whole_number(span)
+        return ms_to_ns((elapsed - before[1]) / span) if span >= 1 else None, whole_number(span)
 
 
 class Reports:
@@ -379,7 +380,3 @@ def _number(values: Mapping[str, float]) -> float | None:
     if number is not None and epoch is not None and of is not None:
         number += epoch * of
     return number
-
-
-def _whole_number(value: float | None) -> int | None:
-    return round(value) if value is not None and 0 <= value < MAX_COUNT else None

@@ -21,12 +21,12 @@ import msgspec
 from distprof.bounds import Bound
 from distprof.ingest.files import Blocks, decoded, refusing
 from distprof.ingest.training_logs.grammar import (
-    MAX_COUNT,
     MAX_SECONDS,
     Grammar,
     Row,
     s_to_ns,
     to_float,
+    whole_number,
 )
 
 _STEPS = ("step", "iteration", "iter", "global_step", "steps")
@@ -114,20 +114,18 @@ class ColumnsGrammar(Grammar):
             return
         self.add(
             Row(
-                iteration=_whole(number, MAX_COUNT),
+                iteration=whole_number(number),
                 duration_ns=round(ns),
                 span=1,
                 loss=next((_float(entry[name]) for name in _LOSSES if name in entry), None),
-                rank=_whole(next((_float(entry[n]) for n in _RANKS if n in entry), None), 1 << 31),
+                rank=whole_number(
+                    next((_float(entry[n]) for n in _RANKS if n in entry), None), 1 << 31
+                ),
             )
         )
         timers = {name: (_float(entry.get(name)) or 0.0) * 1e3 for name in columns.timers}
         if timers:
             self.add_timers({name: round(each) for name, each in timers.items() if 0 < each < 1e16})
-
-
-def _whole(value: float | None, limit: int) -> int | None:
-    return int(value) if value is not None and 0 <= value < limit else None
 
 
 def _lines(blocks: Blocks) -> Iterator[bytes]:
@@ -215,11 +213,7 @@ def _values(series: Any) -> list[tuple[int, float | None]]:
     if not isinstance(values, dict):
         return []
     numbers = ((key, value) for key, value in values.items() if key.isdecimal() and len(key) < 16)
-    return sorted((int(key), float(value) if _is_number(value) else None) for key, value in numbers)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+    return sorted((int(key), _float(value)) for key, value in numbers)
 
 
 _refuse = refusing(

@@ -73,16 +73,7 @@ class BarGrammar(Grammar):
 
     name: str = "a progress bar"
     signs: tuple[bytes, ...] = (
-        b"s/it",
-        b"it/s",
-        b"/batch",
-        b"batch/s",
-        b"/step",
-        b"step/s",
-        b"s/ba",
-        b"ba/s",
-        b"s/epoch",
-        b"epoch/s",
+        *b"s/it it/s /batch batch/s /step step/s s/ba ba/s s/epoch epoch/s".split(),
         b"/? [",
     )
     _num_rows: int = 0  # of all bars
@@ -276,7 +267,9 @@ class LightningGrammar(Grammar):
     def finish(self) -> None:
         """A batch and its loading make an iteration."""
         means = self._means
-        seconds, count = means.get(_BATCH) or self._of_step() or self._of_parts()
+        steps = [each for name, each in means.items() if _STEP.search(name)]  # with the passes
+        longest = max(steps, key=lambda each: each[0] or 0.0, default=None)
+        seconds, count = means.get(_BATCH) or longest or self._of_parts()
         if seconds is None or not count:
             return
         whole = {
@@ -287,11 +280,6 @@ class LightningGrammar(Grammar):
         seconds += sum(each for name, each in whole.items() if name.endswith(_NEXT))
         self.add(Row(iteration=count, duration_ns=s_to_ns(seconds), span=count))
         self.add_seconds(whole)
-
-    def _of_step(self) -> tuple[float | None, int] | None:
-        """Seconds and number of steps of the optimizer, which call the passes."""
-        steps = [each for name, each in self._means.items() if _STEP.search(name)]
-        return max(steps, key=lambda each: each[0] or 0.0, default=None)
 
     def _of_parts(self) -> tuple[float | None, int]:
         """Seconds and number of batches from their parts."""

@@ -7,7 +7,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.artefacts.record import shared_fields
@@ -318,13 +317,9 @@ def _share_above(slow: Int64Array, others: Int64Array) -> float:
 
 
 def _timers(log: TrainingLog) -> tuple[TrainingTimer, ...]:
-    steady = log.is_steady
-    has_shares = log.origin != "DeepSpeed"  # the span of whose timers is unknown
-    timers = [_timer(log, name, values, steady) for name, values in log.timers.items()]
-    shown = [timer for timer in timers if timer is not None]
-    if not has_shares:
-        shown = [replace(timer, ratio=None) for timer in shown]
-    return tuple(sorted(shown, key=lambda timer: (-timer.mean_ns, timer.name)))
+    timers = [_timer(log, name, ns, log.is_steady) for name, ns in log.timers.items()]
+    known = [timer for timer in timers if timer is not None]
+    return tuple(sorted(known, key=lambda timer: (-timer.mean_ns, timer.name)))
 
 
 def _timer(
@@ -336,12 +331,13 @@ def _timer(
     weight = log.span[known]
     mean = float(np.average(values[known], weights=weight))
     whole = float(np.average(log.duration_ns[known], weights=weight))
+    is_share = whole > 0 and log.origin != "DeepSpeed"  # the span of whose timers is unknown
     return TrainingTimer(
         name=name,
         num_reports=int(known.sum()),
         mean_ns=round(mean),
         median_ns=round(float(np.median(values[known]))),
-        ratio=mean / whole if whole > 0 else None,
+        ratio=mean / whole if is_share else None,
         waits=name in (*_TO_LATER, *_TO_EARLIER)
         or (name in _EMBEDDING and log.facts.mesh.get("pp", 1) > 1),
     )
