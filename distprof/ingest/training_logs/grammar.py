@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -217,9 +217,7 @@ USE = "Use of the GPU: "
 
 def use_notes(share: float, of: str) -> list[str]:
     """That share, and what it means if it is tiny."""
-    tiny = (
-        "So little use means that GPUs wait or have too little to do: a larger batch shows which."
-    )
+    tiny = "So little use means that GPUs wait or lack work: a larger batch shows which."
     return [f"{USE}{of.format(format_ratio(share))}", *[tiny] * (share < _TINY)]
 
 
@@ -234,13 +232,6 @@ def evaluation_note(share: float) -> str:
 # The log ------------------------------------------------------------------------------------------
 
 _AXES = ("tp", "pp", "dp", "cp", "ep")
-_SIZES = (
-    "world_size",
-    "micro_batch_size",
-    "global_batch_size",
-    "sequence_length",
-    "virtual_stages",
-)
 _LARGEST = 1 << 31
 
 
@@ -340,11 +331,8 @@ def _timed_by_stamps(rows: list[Row], notes: list[str]) -> list[Row]:
     )
     if not written or (printed and median(printed) < IMPOSSIBLE * median(written)):
         return rows
-    longer = ", because the printed ones are longer than that" if printed else ""
-    notes.append(
-        f"Iteration times are the differences between the times at which lines were written"
-        f"{longer}."
-    )
+    why = ", because the printed ones are longer" if printed else ""
+    notes.append(f"Iteration times are the differences between the times of lines{why}.")
     return timed
 
 
@@ -370,11 +358,10 @@ def _facts(chosen: Grammar, others: Sequence[Grammar]) -> TrainingFacts:
     facts: dict[str, int] = {}
     for grammar in (*others, chosen):
         facts |= {name: n for name, n in grammar.facts.items() if 0 < n < _LARGEST}
-    return TrainingFacts(
-        mesh={axis: facts[axis] for axis in _AXES if axis in facts},
-        num_micro_batches=facts.get("num_micro_batches") or _num_micro_batches(facts),
-        **{name: facts.get(name) for name in _SIZES},
-    )
+    mesh = {axis: facts[axis] for axis in _AXES if axis in facts}
+    fields = TrainingFacts.__struct_fields__
+    known: dict[str, Any] = {name: n for name, n in facts.items() if name in fields}
+    return TrainingFacts(mesh=mesh, **{"num_micro_batches": _num_micro_batches(facts)} | known)
 
 
 def _num_micro_batches(facts: dict[str, int]) -> int | None:

@@ -43,9 +43,7 @@ _CLOCK = re.compile(
 _MAX_LINE = 8_000
 _FEWEST_PARTS = 3
 _MANY = 4
-_LEAST_OF_HOURS = 7_200.0
-"""Milliseconds between reports of elapsed hours: with four decimals, they are right to 5 %."""
-
+_LEAST_OF_HOURS = 7_200.0  # ms between elapsed hours, whose four decimals are right to 5 % of it
 _MAX_RATES = 100_000
 _WHOLE, _PRINTED = 1, 2  # worth of reports that are made of timers, and of those that are printed
 

@@ -40,11 +40,8 @@ _MIN_SPAN, _FEWEST_SECONDS = 3, 10
 _FEWEST_STEPS = 10
 """From this step on, the rate that a bar shows is no longer that of its slow first steps."""
 
-_DIGITS, _ALIKE = 5, 1.5
-"""Least ratio of a time between two rates to half of their last digits, and most of two of them."""
-
-_SLOW_START = 2
-"""Ratio of the first steps to later ones from which they are a warm-up."""
+_DIGITS, _ALIKE = 5, 1.5  # Least ratio of times to their errors, and most of two that are alike.
+_SLOW_START = 2  # Ratio of the first steps to later ones from which they are a warm-up.
 
 _FAR_LONGER = 10
 """Of bars without labels of a training, one with a name is meant if it ran this much longer."""

@@ -54,10 +54,7 @@ MIN_KENDALL, GROWN_RATIO = 0.7, 1.3
 _RATES = ("samples_per_s", "printed_samples_per_s", "tokens_per_s_per_device", "tflops")
 _MAX_PERIODS = 20
 _MOST_NAMED = 3
-
-_MOST_ACCUMULATED, _FOR_STEP = 16, 2.5
-"""Most micro-batches of a step, and ratio of one with the optimizer's step to the others."""
-
+_MOST_ACCUMULATED, _FOR_STEP = 16, 2.5  # Micro-batches, and ratio of the one with the optimizer.
 _COMPUTE = ("forward-compute", "backward-compute")
 _EMBEDDING = ("backward-embedding-all-reduce", "embedding-grads-all-reduce")
 _TO_LATER = ("forward-send", "backward-recv", "forward-send-backward-recv")
