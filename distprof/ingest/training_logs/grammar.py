@@ -287,18 +287,15 @@ def to_log(
 
 def _has_times(grammar: Grammar) -> tuple[bool, bool]:
     """Whether many reports, and whether any, have a duration or a time of their line."""
-    timed = sum(row.duration_ns is not None for row in grammar.rows[:1_000])
-    stamped = sum(row.at_s is not None for row in grammar.rows[:1_000])
-    return max(timed, stamped) >= 3, max(timed, stamped) > 0
+    times = zip(*((row.duration_ns, row.at_s) for row in grammar.rows[:1_000]), strict=True)
+    most = max(sum(each is not None for each in some) for some in times)
+    return most >= 3, most > 0
 
 
 def _left_out(chosen: Grammar, others: Sequence[Grammar]) -> list[str]:
-    ignored = [other.name for other in others if other.rows and other is not chosen]
-    if not ignored:
-        return []
-    return [
-        f"distprof uses the iterations of {chosen.name} and ignores those of {', '.join(ignored)}."
-    ]
+    ignored = ", ".join(other.name for other in others if other.rows)
+    note = f"distprof uses the iterations of {chosen.name} and ignores those of {ignored}."
+    return [note] if ignored else []
 
 
 def _of_one_rank(rows: Sequence[Row], notes: list[str]) -> tuple[list[Row], Int64Array]:

@@ -27,8 +27,7 @@ MIN_RECURRING = 5
 """Number of slow iterations from which they count as recurring."""
 
 
-ONLY_FIRST = "Only the first report, which does not count,"
-"""Beginning of a note on the timers of a log whose other reports have none."""
+ONLY_FIRST = "Only the first report, which does not count,"  # has timers: a note's beginning
 
 
 class TrainingTimer(Record, frozen=True, kw_only=True):

@@ -51,7 +51,8 @@ FEWEST_LAST, FAR_LONGER = 2, 1.5
 MIN_KENDALL, GROWN_RATIO = 0.7, 1.3
 """Least rank correlation with time, and least ratio of the last third to the first, of a growth."""
 
-_RATES = ("samples_per_s", "printed_samples_per_s", "tokens_per_s_per_device", "tflops")
+_TOKENS = ("tokens_per_s", "tokens_per_s_per_device")
+_RATES = ("samples_per_s", "printed_samples_per_s", *_TOKENS, "tflops")
 _MAX_PERIODS = 20
 _MOST_NAMED = 3
 _MOST_ACCUMULATED, _FOR_STEP = 16, 2.5  # Micro-batches, and ratio of the one with the optimizer.
@@ -71,12 +72,12 @@ def analyze_training_log(run: Run) -> TrainingLogResult:
     iteration = log.iteration[log.iteration != ABSENT]
     timers = _timers(log)
     rates: dict[str, Any] = {name: _median(getattr(log, name)) for name in _RATES}
+    rates["tokens_per_s"] = _tokens_per_s(log)
     return TrainingLogResult(
         origin=log.origin,
         num_reports=len(log.iteration),
         first_iteration=int(iteration[0]) if len(iteration) else None,
         last_iteration=int(iteration[-1]) if len(iteration) else None,
-        tokens_per_s=_tokens_per_s(log),
         **rates,
         first_loss=_end(log.loss, 0),
         last_loss=_end(log.loss, -1),
@@ -236,10 +237,7 @@ def _slow_period(
 
 def _slow_rate(log: TrainingLog) -> SlowPeriod | None:
     """The reports in a row in which throughput is lower, of a log without times of iterations."""
-    for rates in (
-        *(log.samples_per_s, log.printed_samples_per_s, log.tokens_per_s),
-        *(log.tokens_per_s_per_device, log.tflops),
-    ):
+    for rates in (getattr(log, name) for name in _RATES):
         known = np.flatnonzero(np.isfinite(rates) & (rates > 0))[1:]  # the first one warms up
         if len(known) >= 2 * FEWEST_FEW:
             number = np.full(len(known), ABSENT)
