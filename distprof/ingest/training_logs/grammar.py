@@ -83,7 +83,6 @@ class Grammar(msgspec.Struct):
     rows: list[Row] = msgspec.field(default_factory=list)  # Reports, in the order of the log.
     # Name of a timer to its values.
     timers: dict[str, TimerValues] = msgspec.field(default_factory=dict)
-    startup: dict[str, int] = msgspec.field(default_factory=dict)  # Timers before the first report.
     # Properties of the job, by the names of :class:`TrainingFacts`' fields and axes.
     facts: dict[str, int] = msgspec.field(default_factory=dict)
     num_unknown: int = 0  # Lines with a sign that could not be read.
@@ -91,8 +90,7 @@ class Grammar(msgspec.Struct):
     num_timer_values: int = 0  # Number of timer values kept.
     # Throughput printed apart from reports, samples per second of all ranks together.
     rates: list[float] = msgspec.field(default_factory=list)
-    # Model FLOP utilisation in each report that prints it, 0 to 1.
-    mfu: list[float] = msgspec.field(default_factory=list)
+    mfu: list[float] = msgspec.field(default_factory=list)  # FLOP utilisations, as printed, 0 to 1.
     is_full: bool = False  # Whether some reports or timer values were dropped because of a limit.
     is_of_slowest_ranks: bool = False  # Whether each timer shows the slowest rank in that timer.
     notes: list[str] = msgspec.field(default_factory=list)  # Assumptions.
@@ -112,14 +110,11 @@ class Grammar(msgspec.Struct):
             self.rows.append(row)
 
     def add_timers(self, timers: Mapping[str, int]) -> None:
-        """Add timers to the last report, or to those of the startup."""
+        """Add timers to the last report; those before the first one are of the startup."""
         self.num_timer_lines += 1
         index = len(self.rows) - 1
-        for name, ns in timers.items():
-            if index < 0:
-                if len(self.startup) < MAX_TIMERS:
-                    self.startup[name] = ns
-            elif name in self.timers or len(self.timers) < MAX_TIMERS:
+        for name, ns in timers.items() if self.rows else ():
+            if name in self.timers or len(self.timers) < MAX_TIMERS:
                 self._add_timer(self.timers.setdefault(name, TimerValues()), index, ns)
 
     def add_seconds(self, timers: Mapping[str, float]) -> None:
@@ -275,7 +270,6 @@ def to_log(
         printed_samples_per_s=_floats(next((g.rates for g in (chosen, *others) if g.rates), [])),
         timers=timers,
         is_of_slowest_ranks=chosen.is_of_slowest_ranks,
-        startup=dict(chosen.startup),
         facts=_facts(chosen, others),
         num_lines=num_lines,
         num_reports=len(chosen.rows) + chosen.num_timer_lines,
@@ -323,9 +317,7 @@ def _timed_by_stamps(rows: list[Row], notes: list[str]) -> list[Row]:
             span = row.iteration - before.iteration  # type: ignore[operator]
             ns = round(seconds / span * 1e9) if span > 0 and 0 < seconds < 1e7 else None
         timed.append(row._replace(duration_ns=ns, span=None if ns is None else span))
-    printed, written = (
-        [row.duration_ns for row in some if row.duration_ns] for some in (rows, timed)
-    )
+    printed, written = ([r.duration_ns for r in some if r.duration_ns] for some in (rows, timed))
     if not written or (printed and median(printed) < IMPOSSIBLE * median(written)):
         return rows
     why = ", because the printed ones are longer" if printed else ""

@@ -202,15 +202,14 @@ def _read(text: bytes) -> _Report | None:
         return None
     rank = prefix_rank(text[:200].decode("utf-8", "replace"))
     number, of_loss = int(step[1]), to_float(loss["value"]) if loss else None
-    rate = rates.pop("rate", None)
     return _Report(
+        rate=rates.pop("rate", None),
         row=Row(number, loss=of_loss, rank=rank, at_s=stamp)._replace(**rates),
         number=number,
         time=time,
         has_unit=has_unit,
         is_bare=named is not None and per_step is None and named["name"] in _BARE,
         phases=phases,
-        rate=rate,
     )
 
 

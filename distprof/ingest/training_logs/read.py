@@ -158,8 +158,8 @@ def _with_words(log: TrainingLog, start: bytes) -> TrainingLog:
     number = log.iteration[log.iteration != ABSENT]
     if len(number) and len(start) < _SMALL and _PATTERNS["stands_still"].match(start):
         notes.append(
-            f"The log does not say whether the job stands still after iteration {number[-1]:,}: if "
-            "no line follows, dump the stacks of every rank (py-spy dump --pid PID)."
+            f"The log does not say whether the job stands still after iteration {number[-1]:,}: "
+            "dump the stacks of every rank (py-spy dump --pid PID)."
         )
     return replace(log, notes=(*log.notes, *notes))
 

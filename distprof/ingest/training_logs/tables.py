@@ -75,8 +75,7 @@ class ColumnsGrammar(Grammar):
         """Whether a file with this beginning is a table of steps."""
         line, *more = start[:_MAX_HEADER].lstrip(b"\xef\xbb\xbf \r\n").split(b"\n")
         if line.startswith(b"{"):
-            first = _object(line)
-            return first is not None and _columns(list(first)) is not None
+            return _columns(list(_object(line) or ())) is not None
         return any(map(_is_header, (line, *more[:_MOST_WORDS])))
 
     def read(self, blocks: Blocks) -> None:

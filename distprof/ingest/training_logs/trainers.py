@@ -82,11 +82,7 @@ class BarGrammar(Grammar):
         self._bars = self._bars or ({}, {})
         end = len(block) if not any(self._bars) else 0
         for match in _PATTERNS["bar"].finditer(block):
-            pauses = (
-                _PATTERNS["evaluation"].findall(block, end, match.start())
-                if end < match.start()
-                else ()
-            )
+            pauses = _PATTERNS["evaluation"].findall(block, end, match.start())
             self._paused_s += sum(to_float(pause) or 0.0 for pause in pauses)
             end = match.end()
             before, step, total, hours, minutes, seconds, rate, unit = match.groups(b"")
@@ -182,10 +178,8 @@ def _whole(bar: _Bar, least: int = _MIN_SPAN) -> list[Row]:
 def _printed(bar: _Bar) -> list[Row]:
     """The rate that the bar shows, where it does not show enough of the time."""
     rates = [each for step, _, each, _ in bar.rates if step >= _FEWEST_STEPS]
-    if not rates:
-        return []
-    each = _between(bar) or median(rates)
-    return [Row(iteration=bar.last_step, duration_ns=s_to_ns(each), span=1)]
+    ns = s_to_ns(_between(bar) or median(rates)) if rates else None
+    return [Row(iteration=bar.last_step, duration_ns=ns, span=1)] if rates else []
 
 
 def _between(bar: _Bar) -> float | None:

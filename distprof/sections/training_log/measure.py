@@ -54,7 +54,6 @@ MIN_KENDALL, GROWN_RATIO = 0.7, 1.3
 _TOKENS = ("tokens_per_s", "tokens_per_s_per_device")
 _RATES = ("samples_per_s", "printed_samples_per_s", *_TOKENS, "tflops")
 _MAX_PERIODS = 20
-_MOST_NAMED = 3
 _MOST_ACCUMULATED, _FOR_STEP = 16, 2.5  # Micro-batches, and ratio of the one with the optimizer.
 _COMPUTE = ("forward-compute", "backward-compute")
 _EMBEDDING = ("backward-embedding-all-reduce", "embedding-grads-all-reduce")
@@ -396,7 +395,7 @@ def _limits(log: TrainingLog, timers: tuple[TrainingTimer, ...]) -> tuple[str, .
         )
     known = {name: ns[ns != ABSENT] for name, ns in log.timers.items() if (ns != ABSENT).any()}
     if known and not timers:
-        longest = sorted(known, key=lambda name: -known[name][-1])[:_MOST_NAMED]
+        longest = sorted(known, key=lambda name: -known[name][-1])[:3]
         named = ", ".join(f"{name} {format_duration(known[name][-1])}" for name in longest)
         limits.append(f"{ONLY_FIRST} has timers: {named}.")
     if log.facts.mesh.get("pp", 1) > 1 and _compute_ratio(timers) is None:

@@ -324,11 +324,9 @@ def _slower_rate(log: TrainingLogResult) -> str:
 
 def _slow_sentence(log: TrainingLogResult) -> str:
     if log.slow_period and not log.num_slow:
-        return (
-            f"One of {log.slow_period} iterations takes up to {format_duration(log.max_ns)}, the "
-            f"others {format_duration(log.median_ns)}: with accumulated gradients, one of them "
-            "holds the optimizer's step."
-        )
+        longest, others = format_duration(log.max_ns), format_duration(log.median_ns)
+        times = f"takes up to {longest}, the others {others}"
+        return f"One of {log.slow_period} iterations {times}: it holds the step of accumulated gradients."
     if not log.num_slow or not log.mean_ns or not log.slow_excess_ns:
         return ""
     if log.slow_excess_ns < MIN_SLOW_RATIO * log.mean_ns:
