@@ -326,7 +326,7 @@ def _slow_sentence(log: TrainingLogResult) -> str:
     if log.slow_period and not log.num_slow:
         longest, others = format_duration(log.max_ns), format_duration(log.median_ns)
         times = f"takes up to {longest}, the others {others}"
-        return f"One of {log.slow_period} iterations {times}: it holds the step of accumulated gradients."
+        return f"One of {log.slow_period} iterations {times}: accumulated gradients end in it."
     if not log.num_slow or not log.mean_ns or not log.slow_excess_ns:
         return ""
     if log.slow_excess_ns < MIN_SLOW_RATIO * log.mean_ns:
