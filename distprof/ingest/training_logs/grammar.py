@@ -317,8 +317,10 @@ def _timed_by_stamps(rows: list[Row], notes: list[str]) -> list[Row]:
             span = row.iteration - before.iteration  # type: ignore[operator]
             ns = round(seconds / span * 1e9) if span > 0 and 0 < seconds < 1e7 else None
         timed.append(row._replace(duration_ns=ns, span=None if ns is None else span))
-    printed, written = ([r.duration_ns for r in some if r.duration_ns] for some in (rows, timed))
-    if not written or (printed and median(printed) < IMPOSSIBLE * median(written)):
+    printed = [row.duration_ns for row in rows if row.duration_ns]
+    both = [(r.duration_ns, t.duration_ns) for r, t in zip(rows, timed, strict=True)]
+    ratios = [(ns or written) / written for ns, written in both if written]
+    if not ratios or (printed and median(ratios) < IMPOSSIBLE):
         return rows
     why = ", because the printed ones are longer" if printed else ""
     notes.append(f"Iteration times are the differences between the times of lines{why}.")

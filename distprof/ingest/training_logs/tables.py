@@ -122,9 +122,8 @@ class ColumnsGrammar(Grammar):
                 ),
             )
         )
-        timers = {name: (_float(entry.get(name)) or 0.0) * 1e3 for name in columns.timers}
-        if timers:
-            self.add_timers({name: round(each) for name, each in timers.items() if 0 < each < 1e16})
+        us = {name: _float(entry.get(name)) or 0.0 for name in columns.timers}
+        self.add_seconds({name: each / 1e6 for name, each in us.items() if each > 0})
 
 
 def _lines(blocks: Blocks) -> Iterator[bytes]:
