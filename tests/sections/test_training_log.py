@@ -8,8 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from distprof.api import analyze, open_run
+from distprof.hardware import load_sheet
 from distprof.ingest.assemble import assemble_run
 from distprof.ingest.kinds import with_evidence
+from distprof.ingest.training_logs.grammar import byte_patterns
 from distprof.ingest.training_logs.read import read_training_log
 from distprof.run.logs import TrainingFacts, TrainingLog
 from distprof.sections.shows import judge
@@ -260,3 +262,10 @@ def test_deepspeeds_breakdown_of_steps_is_enough(tmp_path):
     verdict = judge(report)
     assert verdict.headline.startswith("An iteration takes 860 ms")
     assert "bwd_allreduce) takes 215 ms, 25.0 % of an iteration" in verdict.detail
+
+
+def test_every_gpu_of_the_hardware_sheet_is_known_by_its_name_in_a_log():
+    pattern = byte_patterns("runs.toml")["gpu"]
+    for name in load_sheet().gpus:
+        found = pattern.findall(f"16 x {name.upper()}-SXM".encode())
+        assert found == [name.upper().encode()]

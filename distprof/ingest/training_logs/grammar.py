@@ -11,7 +11,8 @@ from array import array
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
-from typing import NamedTuple
+from statistics import median
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -20,6 +21,8 @@ from distprof.bounds import Patterns, byte_patterns_beside
 from distprof.run.logs import TrainingFacts, TrainingLog
 from distprof.schema import ABSENT, Floats, Int64Array
 from distprof.units import NS_PER_MS, NS_PER_S, format_ratio
+
+RATES = ("samples_per_s", "tokens_per_s", "tokens_per_s_per_device", "tflops", "loss")
 
 MAX_ROWS = 500_000
 MAX_TIMERS = 200
@@ -80,7 +83,6 @@ class Grammar(msgspec.Struct):
     rows: list[Row] = msgspec.field(default_factory=list)  # Reports, in the order of the log.
     # Name of a timer to its values.
     timers: dict[str, TimerValues] = msgspec.field(default_factory=dict)
-    startup: dict[str, int] = msgspec.field(default_factory=dict)  # Timers before the first report.
     # Properties of the job, by the names of :class:`TrainingFacts`' fields and axes.
     facts: dict[str, int] = msgspec.field(default_factory=dict)
     num_unknown: int = 0  # Lines with a sign that could not be read.
@@ -88,6 +90,7 @@ class Grammar(msgspec.Struct):
     num_timer_values: int = 0  # Number of timer values kept.
     # Throughput printed apart from reports, samples per second of all ranks together.
     rates: list[float] = msgspec.field(default_factory=list)
+    mfu: list[float] = msgspec.field(default_factory=list)  # FLOP utilisations, as printed, 0 to 1.
     is_full: bool = False  # Whether some reports or timer values were dropped because of a limit.
     is_of_slowest_ranks: bool = False  # Whether each timer shows the slowest rank in that timer.
     notes: list[str] = msgspec.field(default_factory=list)  # Assumptions.
@@ -107,15 +110,18 @@ class Grammar(msgspec.Struct):
             self.rows.append(row)
 
     def add_timers(self, timers: Mapping[str, int]) -> None:
-        """Add timers to the last report, or to those of the startup."""
+        """Add timers to the last report; those before the first one are of the startup."""
         self.num_timer_lines += 1
         index = len(self.rows) - 1
-        for name, ns in timers.items():
-            if index < 0:
-                if len(self.startup) < MAX_TIMERS:
-                    self.startup[name] = ns
-            elif name in self.timers or len(self.timers) < MAX_TIMERS:
+        for name, ns in timers.items() if self.rows else ():
+            if name in self.timers or len(self.timers) < MAX_TIMERS:
                 self._add_timer(self.timers.setdefault(name, TimerValues()), index, ns)
+
+    def add_seconds(self, timers: Mapping[str, float]) -> None:
+        """Add timers in seconds, if there are any."""
+        if timers:
+            found = {name: s_to_ns(seconds) for name, seconds in timers.items()}
+            self.add_timers({name: ns for name, ns in found.items() if ns is not None})
 
     def _add_timer(self, values: TimerValues, index: int, ns: int) -> None:
         """Add a value, or replace an earlier one of the same report."""
@@ -147,6 +153,11 @@ def to_float(text: bytes | None) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) else None
+
+
+def whole_number(value: float | None, limit: int = MAX_COUNT) -> int | None:
+    """A count or a rank; None if it cannot be one."""
+    return round(value) if value is not None and 0 <= value < limit else None
 
 
 def ms_to_ns(value: float | None) -> int | None:
@@ -185,8 +196,24 @@ def stamp_s(text: bytes) -> float | None:
 LEAST_EVALUATION = 0.1
 """Share of the training from which evaluations are named."""
 
+IMPOSSIBLE = 1.5
+"""Ratio of a printed time to all time since the last report from which it is wrong."""
+
+_TINY = 0.05
+"""Share of the peak below which batches or waits matter more than kernels."""
+
 RUN, AGAIN = "Run number ", "Iteration numbers start again"
 """Beginnings of notes on several runs in a text."""
+
+
+USE = "Use of the GPU: "
+"""Beginning of a note on the share of its peak."""
+
+
+def use_notes(share: float, of: str) -> list[str]:
+    """That share, and what it means if it is tiny."""
+    tiny = "So little use means that GPUs wait or lack work: a larger batch shows which."
+    return [f"{USE}{of.format(format_ratio(share))}", *[tiny] * (share < _TINY)]
 
 
 def evaluation_note(share: float) -> str:
@@ -222,6 +249,8 @@ def to_log(
     others = [grammar for grammar in found if grammar is not chosen]
     of_job = [n for other in others for n in other.notes if n.startswith(OF_THE_JOB)]
     notes = [*chosen.notes, *of_job, *_left_out(chosen, others)]
+    if chosen.mfu:
+        notes += use_notes(median(chosen.mfu[len(chosen.mfu) // 2 :]), "an MFU of {}")
     rows, kept = _of_one_rank(chosen.rows, notes)
     rows = _timed_by_stamps(rows, notes)
     timers = {name: _timer(values, kept, len(rows)) for name, values in chosen.timers.items()}
@@ -237,15 +266,10 @@ def to_log(
         iteration=iteration,
         span=_spans(rows),
         duration_ns=_ints(row.duration_ns for row in rows),
-        samples_per_s=_floats([row.samples_per_s for row in rows]),
-        tokens_per_s=_floats([row.tokens_per_s for row in rows]),
-        tokens_per_s_per_device=_floats([row.tokens_per_s_per_device for row in rows]),
-        tflops=_floats([row.tflops for row in rows]),
-        loss=_floats([row.loss for row in rows]),
-        printed_samples_per_s=_floats(_rates(chosen, others)),
+        **{name: _floats([getattr(row, name) for row in rows]) for name in RATES},
+        printed_samples_per_s=_floats(next((g.rates for g in (chosen, *others) if g.rates), [])),
         timers=timers,
         is_of_slowest_ranks=chosen.is_of_slowest_ranks,
-        startup=dict(chosen.startup),
         facts=_facts(chosen, others),
         num_lines=num_lines,
         num_reports=len(chosen.rows) + chosen.num_timer_lines,
@@ -257,18 +281,15 @@ def to_log(
 
 def _has_times(grammar: Grammar) -> tuple[bool, bool]:
     """Whether many reports, and whether any, have a duration or a time of their line."""
-    timed = sum(row.duration_ns is not None for row in grammar.rows[:1_000])
-    stamped = sum(row.at_s is not None for row in grammar.rows[:1_000])
-    return max(timed, stamped) >= 3, max(timed, stamped) > 0
+    times = zip(*((row.duration_ns, row.at_s) for row in grammar.rows[:1_000]), strict=True)
+    most = max(sum(each is not None for each in some) for some in times)
+    return most >= 3, most > 0
 
 
 def _left_out(chosen: Grammar, others: Sequence[Grammar]) -> list[str]:
-    ignored = [other.name for other in others if other.rows and other is not chosen]
-    if not ignored:
-        return []
-    return [
-        f"distprof uses the iterations of {chosen.name} and ignores those of {', '.join(ignored)}."
-    ]
+    ignored = ", ".join(other.name for other in others if other.rows)
+    note = f"distprof uses the iterations of {chosen.name} and ignores those of {ignored}."
+    return [note] if ignored else []
 
 
 def _of_one_rank(rows: Sequence[Row], notes: list[str]) -> tuple[list[Row], Int64Array]:
@@ -287,13 +308,8 @@ def _of_one_rank(rows: Sequence[Row], notes: list[str]) -> tuple[list[Row], Int6
 
 
 def _timed_by_stamps(rows: list[Row], notes: list[str]) -> list[Row]:
-    """Reports with durations from the times of their lines, if no report has a duration."""
-    if any(row.duration_ns is not None for row in rows) or not any(r.at_s for r in rows):
-        return rows
-    notes.append(
-        "Iteration times are the differences between the times at which lines were written."
-    )
-    timed = rows[:1]
+    """Reports with durations from the times of their lines, if they have none or longer ones."""
+    timed = [row._replace(duration_ns=None) for row in rows[:1]]
     for before, row in pairwise(rows):
         ns, span = None, None
         if None not in (before.at_s, row.at_s, before.iteration, row.iteration):
@@ -301,6 +317,13 @@ def _timed_by_stamps(rows: list[Row], notes: list[str]) -> list[Row]:
             span = row.iteration - before.iteration  # type: ignore[operator]
             ns = round(seconds / span * 1e9) if span > 0 and 0 < seconds < 1e7 else None
         timed.append(row._replace(duration_ns=ns, span=None if ns is None else span))
+    printed = [row.duration_ns for row in rows if row.duration_ns]
+    both = [(r.duration_ns, t.duration_ns) for r, t in zip(rows, timed, strict=True)]
+    ratios = [(ns or written) / written for ns, written in both if written]
+    if not ratios or (printed and median(ratios) < IMPOSSIBLE):
+        return rows
+    why = ", because the printed ones are longer" if printed else ""
+    notes.append(f"Iteration times are the differences between the times of lines{why}.")
     return timed
 
 
@@ -322,23 +345,14 @@ def _timer(values: TimerValues, kept: Int64Array, count: int) -> Int64Array:
     return column
 
 
-def _rates(chosen: Grammar, others: Sequence[Grammar]) -> list[float]:
-    return next((g.rates for g in (chosen, *others) if g.rates), [])
-
-
 def _facts(chosen: Grammar, others: Sequence[Grammar]) -> TrainingFacts:
     facts: dict[str, int] = {}
     for grammar in (*others, chosen):
         facts |= {name: n for name, n in grammar.facts.items() if 0 < n < _LARGEST}
-    return TrainingFacts(
-        world_size=facts.get("world_size"),
-        mesh={axis: facts[axis] for axis in _AXES if axis in facts},
-        num_micro_batches=facts.get("num_micro_batches") or _num_micro_batches(facts),
-        micro_batch_size=facts.get("micro_batch_size"),
-        global_batch_size=facts.get("global_batch_size"),
-        sequence_length=facts.get("sequence_length"),
-        virtual_stages=facts.get("virtual_stages"),
-    )
+    mesh = {axis: facts[axis] for axis in _AXES if axis in facts}
+    fields = TrainingFacts.__struct_fields__
+    known: dict[str, Any] = {name: n for name, n in facts.items() if name in fields}
+    return TrainingFacts(mesh=mesh, **{"num_micro_batches": _num_micro_batches(facts)} | known)
 
 
 def _num_micro_batches(facts: dict[str, int]) -> int | None:

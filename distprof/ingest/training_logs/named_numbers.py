@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import islice, pairwise
 from statistics import median
+from typing import Any
 
 import msgspec
 
@@ -57,18 +58,13 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True):
     ``is_bare`` says that the name of the time says nothing of steps.
     """
 
+    row: Row  # Its duration is not known yet.
     number: int
     time: float | None = None
     has_unit: bool = False
     is_bare: bool = False
     phases: dict[str, float] = {}
     rate: float | None = None
-    samples: float | None = None
-    tokens: float | None = None
-    tokens_each: float | None = None
-    loss: float | None = None
-    rank: int | None = None
-    at_s: float | None = None
 
 
 _OF_EPOCHS = re.compile(r"(?i)\bepoch (?:\d{1,6} )?(?:took|times?\b|takes)|\b(?:per|each) epoch\b")
@@ -122,7 +118,7 @@ class PhasesGrammar(Grammar):
             whole = phases.pop("", 0.0)
             is_known &= whole >= _LEAST_WHOLE * parts
             self.add(Row(None, duration_ns=s_to_ns(max(parts, whole))))
-            self.add_timers({name: s_to_ns(time) or 0 for name, time in phases.items()})
+            self.add_seconds(phases)
         if not is_known:
             self.notes.append(
                 "The log does not say how long a whole iteration takes: shares are those of the "
@@ -167,21 +163,8 @@ class NamedNumbersGrammar(Grammar):
                 f"last report: distprof reads it as that of {'all' if is_of_all else 'one'}."
             )
         for one, duration in zip(found, _durations(found, factor), strict=True):
-            self.add(
-                Row(
-                    iteration=one.number,
-                    duration_ns=s_to_ns(duration),
-                    samples_per_s=one.samples,
-                    tokens_per_s=one.tokens,
-                    tokens_per_s_per_device=one.tokens_each,
-                    loss=one.loss,
-                    rank=one.rank,
-                    at_s=one.at_s,
-                )
-            )
-            found_ns = {name: s_to_ns(time * factor) for name, time in one.phases.items()}
-            if found_ns:
-                self.add_timers({name: ns for name, ns in found_ns.items() if ns is not None})
+            self.add(one.row._replace(duration_ns=s_to_ns(duration)))
+            self.add_seconds({name: time * factor for name, time in one.phases.items()})
         self._found.clear()
 
     def _factor(self, found: list[_Report]) -> float:
@@ -204,33 +187,29 @@ def _read(text: bytes) -> _Report | None:
     step = _PATTERNS["step"].search(line)
     if step is None or int(step[1]) >= MAX_COUNT:
         return None
-    has_time = any(
-        word in line for word in (b"time", b"dt", b"dur", b"elaps", b"laten", b"cost", b"s/")
-    )
+    has_time = _PATTERNS["has_time"].search(line)
     has_rate = b"/" in line or b"per" in line
     per_step = _PATTERNS["per_step"].search(line) if has_rate else None
     named = per_step or (_PATTERNS["time"].search(line) if has_time else None)
     unnamed = () if named else tuple(islice(_PATTERNS["unnamed"].finditer(line), 2))
     time, has_unit = _time(unnamed[0] if len(unnamed) == 1 else named)
-    has_phases = any(
-        word in line for word in (b"data", b"load", b"read", b"fetch", b"ward", b"fwd")
-    )
+    has_phases = _PATTERNS["has_phases"].search(line)
     phases = {name: time for name, time, _ in _phases(line) if name} if has_phases else {}
-    rates = _rates(line) if has_rate else {}
+    rates: dict[str, Any] = _rates(line) if has_rate else {}
     loss = _PATTERNS["loss"].search(line) if b"loss" in line else None
     stamp = stamp_s(text[:200])
     if time is None and not rates and (loss is None or stamp is None):
         return None
+    rank = prefix_rank(text[:200].decode("utf-8", "replace"))
+    number, of_loss = int(step[1]), to_float(loss["value"]) if loss else None
     return _Report(
-        number=int(step[1]),
+        rate=rates.pop("rate", None),
+        row=Row(number, loss=of_loss, rank=rank, at_s=stamp)._replace(**rates),
+        number=number,
         time=time,
         has_unit=has_unit,
         is_bare=named is not None and per_step is None and named["name"] in _BARE,
         phases=phases,
-        loss=to_float(loss["value"]) if loss else None,
-        rank=prefix_rank(text[:200].decode("utf-8", "replace")),
-        at_s=stamp,
-        **rates,
     )
 
 
@@ -258,13 +237,13 @@ def _rates(line: bytes) -> dict[str, float]:
                 continue
             what = match["what"]
             if what.startswith(b"tok"):
-                name = "tokens_each" if match["each"] else "tokens"
+                name = "tokens_per_s_per_device" if match["each"] else "tokens_per_s"
             elif match["each"]:
                 continue
             elif what.startswith((b"it", b"step", b"batch", b"update")):
                 name = "rate"
             else:
-                name = "samples"
+                name = "samples_per_s"
             found.setdefault(name, value)
     return found
 
@@ -274,11 +253,11 @@ def _of_the_usual_kind(found: list[_Report]) -> list[_Report]:
 
     A step that several ranks report without a prefix counts once.
     """
-    ranks = Counter(one.rank for one in found)
+    ranks = Counter(one.row.rank for one in found)
     if not ranks:
         return []
     usual = ranks.most_common(1)[0][0]
-    mine = [one for one in found if one.rank == usual]
+    mine = [one for one in found if one.row.rank == usual]
     if any(one.time is not None or one.rate is not None for one in mine):
         mine = [one for one in mine if one.time is not None or one.rate is not None]
     mine = mine[:1] + [one for before, one in pairwise(mine) if one.number != before.number]
@@ -331,8 +310,8 @@ def _is_ascending(times: list[float]) -> bool:
 def _by_stamps(found: list[_Report]) -> float | None:
     """Seconds per step by the times of the lines; None if they have none."""
     spans = [
-        (b.at_s - a.at_s) / (b.number - a.number)
+        (b.row.at_s - a.row.at_s) / (b.number - a.number)
         for a, b in pairwise(found)
-        if a.at_s is not None and b.at_s is not None and b.number > a.number and b.at_s > a.at_s
+        if a.row.at_s and b.row.at_s and b.number > a.number and b.row.at_s > a.row.at_s
     ]
     return median(spans) if spans else None

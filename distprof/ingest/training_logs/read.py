@@ -15,18 +15,21 @@ import numpy as np
 from msgspec.structs import asdict, replace
 
 from distprof.escape import shorten
+from distprof.hardware import load_sheet
 from distprof.ingest.files import DAMAGE, Blocks, opened, read_some, refusing
 from distprof.ingest.training_logs.grammar import (
     AGAIN,
     RUN,
+    USE,
     Grammar,
     best_of,
     byte_patterns,
     to_log,
+    use_notes,
 )
 from distprof.ingest.training_logs.named_numbers import NamedNumbersGrammar, PhasesGrammar
 from distprof.ingest.training_logs.reports import Reports
-from distprof.ingest.training_logs.tables import ColumnsGrammar, GoldenValues, StepTraceGrammar
+from distprof.ingest.training_logs.tables import ColumnsGrammar, GoldenValues
 from distprof.ingest.training_logs.trainers import BarGrammar, LightningGrammar, compare
 from distprof.run.logs import TrainingLog
 from distprof.schema import ABSENT
@@ -89,7 +92,7 @@ def holds_iterations(start: bytes, *, is_text: bool, least: int = 1) -> bool:
         is_text: Whether it may be the output of a program and not only a table.
         least: Number of reports that it must hold at least, unless it is a table.
     """
-    if any(table.fits(start) for table in _tables()):
+    if ColumnsGrammar().fits(start):
         return True
     if not is_text:
         return False
@@ -120,8 +123,8 @@ def read_training_log(source: str) -> TrainingLog:
             if slowest is not None:
                 return slowest
             stream.seek(0)
-            table = next((one for one in _tables() if one.fits(first)), None)
-            if table is not None:
+            table = ColumnsGrammar()
+            if table.fits(first):
                 found = (table,)
                 table.read(blocks)
             else:
@@ -140,7 +143,25 @@ def read_training_log(source: str) -> TrainingLog:
         return _refuse(source, blocks.damage or f"{blocks.num_lines:,} lines without an iteration")
     if blocks.damage:
         chosen.notes.append(f"{source} was read only up to the damage: {blocks.damage}.")
-    return _slowest_start(to_log(chosen, found, (source,), blocks.num_lines))
+    log = _with_words(to_log(chosen, found, (source,), blocks.num_lines), first)
+    return _slowest_start(log)
+
+
+def _with_words(log: TrainingLog, start: bytes) -> TrainingLog:
+    """What follows from the words around reports: a GPU, whose peak is known, or a standstill."""
+    notes, rates = [], log.tflops[np.isfinite(log.tflops)]
+    named = {*map(bytes.lower, _PATTERNS["gpu"].findall(start))}
+    if len(named) == 1 and len(rates) and not any(note.startswith(USE) for note in log.notes):
+        gpu = load_sheet().gpu(named.pop().decode())
+        share = float(np.median(rates)) * 1e12 / gpu.bf16_flops
+        notes += use_notes(share, f"{{}} of the bf16 peak ({gpu.title})") if share < 1 else []
+    number = log.iteration[log.iteration != ABSENT]
+    if len(number) and len(start) < _SMALL and _PATTERNS["stands_still"].match(start):
+        notes.append(
+            f"The log does not say whether the job stands still after iteration {number[-1]:,}: "
+            "dump the stacks of every rank (py-spy dump --pid PID)."
+        )
+    return replace(log, notes=(*log.notes, *notes))
 
 
 def _with_phases(chosen: Grammar | None, start: bytes) -> Grammar | None:
@@ -153,7 +174,7 @@ def _with_phases(chosen: Grammar | None, start: bytes) -> Grammar | None:
     times = [[row.duration_ns for row in one.rows if row.duration_ns] for one in (phases, chosen)]
     if not all(times):
         return chosen
-    share = median(times[0]) / median(times[1])
+    share = median(times[0]) / times[1][-1]
     return phases if 1 / _ALIKE < share < _ALIKE else chosen
 
 
@@ -238,10 +259,6 @@ def _slowest_start(log: TrainingLog) -> TrainingLog:
     note = f"{AGAIN}: each {what} takes {each}, up to {max(times) / min(times):.2f} times as long."
     slowest = parts[times.index(max(times))]
     return replace(slowest, notes=(note, *log.notes))
-
-
-def _tables() -> tuple[ColumnsGrammar | StepTraceGrammar, ...]:
-    return ColumnsGrammar(), StepTraceGrammar()
 
 
 def _of_unknown(blocks: Iterable[bytes]) -> Grammar:

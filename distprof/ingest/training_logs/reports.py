@@ -17,9 +17,11 @@ from distprof.bounds import table_beside
 from distprof.ingest.output.expressions import Signs
 from distprof.ingest.output.read import prefix_rank
 from distprof.ingest.training_logs.grammar import (
+    IMPOSSIBLE,
     LEAST_EVALUATION,
     MAX_COUNT,
     NUMBER,
+    RATES,
     Grammar,
     Row,
     evaluation_note,
@@ -28,6 +30,7 @@ from distprof.ingest.training_logs.grammar import (
     s_to_ns,
     stamp_s,
     to_float,
+    whole_number,
 )
 
 _ESCAPES = re.compile(rb"\x1b\[[0-9;]{0,20}m")
@@ -40,12 +43,9 @@ _CLOCK = re.compile(
 _MAX_LINE = 8_000
 _FEWEST_PARTS = 3
 _MANY = 4
-_IMPOSSIBLE = 1.5
-"""Ratio of a printed time to all time since the last report from which it is wrong."""
-
+_LEAST_OF_HOURS = 7_200.0  # ms between elapsed hours, whose four decimals are right to 5 % of it
 _MAX_RATES = 100_000
 _WHOLE, _PRINTED = 1, 2  # worth of reports that are made of timers, and of those that are printed
-_RATES = ("samples_per_s", "tokens_per_s", "tokens_per_s_per_device", "tflops", "loss")
 
 
 class Wording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -199,10 +199,13 @@ class ReportGrammar(Grammar):
         values |= {name: value for name, value in means.items() if name in values}
         if values.get("rate", 0.0) > 0 and len(self.rates) < _MAX_RATES:
             self.rates.append(values["rate"])
+        mfu = values.get("mfu_percent", 0.0) / 100 or values.get("mfu", 0.0)
+        if 0 < mfu < 1 and len(self.mfu) < _MAX_RATES:
+            self.mfu.append(mfu)
         number, ns, span = self._timed(wording, values)
         stamp = stamp_s(line[0][:_MAX_LINE]) if wording.stamped else None
-        if ns is None and stamp is None and not any(name in values for name in _RATES[:3]):
-            self.num_unknown += not values.keys() & {"elapsed_ms", "elapsed_s", "rate"}
+        if ns is None and stamp is None and not any(name in values for name in RATES[:3]):
+            self.num_unknown += not values.keys() & {"elapsed_ms", "elapsed_s", "elapsed_h", "rate"}
             return
         if ns is None and 0 < self._worth < _PRINTED:  # the rest of a report that is made of timers
             rate = values.get("samples_per_s")
@@ -211,12 +214,8 @@ class ReportGrammar(Grammar):
         if not self._is_better(wording):
             return
         rank = prefix_rank(record[:200].decode("utf-8", "replace"))
-        if (
-            self.rows
-            and last
-            and number is not None
-            and (last.iteration, last.rank) == (number, rank)
-        ):
+        is_again = last and number is not None and (last.iteration, last.rank) == (number, rank)
+        if self.rows and is_again:
             return  # a progress bar repeats its last report
         if wording.note and wording.note not in self.notes:
             self.notes.append(wording.note)
@@ -228,18 +227,15 @@ class ReportGrammar(Grammar):
                 span=span,
                 rank=rank,
                 at_s=stamp,
-                **{name: values.get(name) for name in _RATES},
+                **{name: values.get(name) for name in RATES},
             )
         )
-        found = {**_values(wording.timers, record), **means}
-        if is_since := last and last.iteration is not None and number is not None:
+        of_epoch = {name: value for name, value in means.items() if name in wording.timers}
+        found = _values(wording.timers, record) | of_epoch
+        if last and last.iteration is not None and number is not None:
             span = max(number - last.iteration, 1)
-            sums = _values(wording.sums, record)
-            found |= {name: value / span for name, value in sums.items()}
-        names = (*wording.timers, *(wording.sums if is_since else ()))
-        timers = {name: s_to_ns(found[name]) for name in names if name in found}
-        if timers:
-            self.add_timers({name: ns for name, ns in timers.items() if ns is not None})
+            found |= {name: value / span for name, value in _values(wording.sums, record).items()}
+        self.add_seconds(found)
 
     def _timed(
         self, wording: Wording, values: dict[str, float]
@@ -256,34 +252,37 @@ class ReportGrammar(Grammar):
         if samples is not None:
             batch = self.facts.get("global_batch_size")
             number = samples / batch if batch else None
-        if "elapsed_s" in values:
-            elapsed = values["elapsed_s"] * 1e3
+        is_of_wall, least = "elapsed_s" in values, _LEAST_OF_HOURS if "elapsed_h" in values else 0.0
+        elapsed = values["elapsed_s"] * 1e3 if is_of_wall else elapsed
+        elapsed = values["elapsed_h"] * 3.6e6 if least else elapsed
         if elapsed is not None and number is not None:
-            since, of = self._since(number, elapsed, is_of_wall="elapsed_s" in values)
-            if not ns or (since and ns > _IMPOSSIBLE * since):
+            since, of = self._since(number, elapsed, is_of_wall=is_of_wall, least=least)
+            if not ns or (since and ns > IMPOSSIBLE * since):
                 if ns and len(self.rows) == 1:
                     self._start_again()  # the first report is as wrong
                 ns, span = since, of
                 values.pop("tokens_per_s", None)
         elif samples is not None and elapsed is None:  # of the whole job, or since the last report
             is_whole, self._samples = samples > self._samples, samples
-            number, span = (number, None) if is_whole else (None, _whole_number(number))
+            number, span = (number, None) if is_whole else (None, whole_number(number))
         if ns and batch and batch >= 1:
             values.setdefault("samples_per_s", batch / (ns / 1e9))
-        return _whole_number(number), ns, span
+        return whole_number(number), ns, span
 
     def _since(
-        self, number: float, elapsed: float, *, is_of_wall: bool
+        self, number: float, elapsed: float, *, is_of_wall: bool, least: float
     ) -> tuple[int | None, int | None]:
         """Duration and span since the last report of an elapsed time in ms."""
         before = self._before
         if before is not None and number == before[0] and not is_of_wall:
             return None, None  # a validation after that iteration, outside of the time
+        if before is not None and 0 <= elapsed - before[1] < least:
+            return None, None
         self._before = (number, elapsed)
         if before is None or number <= before[0] or elapsed < before[1]:
             return None, None
         span = number - before[0]
-        return ms_to_ns((elapsed - before[1]) / span) if span >= 1 else None, _whole_number(span)
+        return ms_to_ns((elapsed - before[1]) / span) if span >= 1 else None, whole_number(span)
 
 
 class Reports:
@@ -379,7 +378,3 @@ def _number(values: Mapping[str, float]) -> float | None:
     if number is not None and epoch is not None and of is not None:
         number += epoch * of
     return number
-
-
-def _whole_number(value: float | None) -> int | None:
-    return round(value) if value is not None and 0 <= value < MAX_COUNT else None

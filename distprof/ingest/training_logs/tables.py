@@ -14,35 +14,56 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from distprof.bounds import Bound
 from distprof.ingest.files import Blocks, decoded, refusing
-from distprof.ingest.training_logs.grammar import MAX_SECONDS, Grammar, Row, s_to_ns, to_float
+from distprof.ingest.training_logs.grammar import (
+    MAX_SECONDS,
+    Grammar,
+    Row,
+    s_to_ns,
+    to_float,
+    whole_number,
+)
 
 _STEPS = ("step", "iteration", "iter", "global_step", "steps")
 _TIMES = ("step_time", "iter_time", "iteration_time", "duration", "elapsed_time_per_iteration")
 _UNITS = {"_ns": 1.0, "_us": 1e3, "_ms": 1e6, "_s": 1e9, "_seconds": 1e9, "_sec": 1e9, "": 1e9}
 
 _LOSSES = ("loss", "train_loss", "lm_loss")
-_RANK = "rank"
+_RANKS = ("rank", "Device_id")
+
+STEP_TRACE = ("Computing", "Communication(Not Overlapped)", "Free")
+"""Columns that add up to a step, in µs, in ``step_trace_time.csv`` of Ascend's profiler."""
+
+_PARTS = (*STEP_TRACE, "Overlapped", "Bubble", "Preparing")
 _MAX_HEADER = 1 << 16
 _MOST_WORDS = 20  # Lines before the header of a table that is pasted with words about it.
 
 
-def find_columns(names: Sequence[Any]) -> tuple[str, str, float] | None:
-    """The columns of steps and times, and ns per unit; None if either column is missing."""
+class _Columns(NamedTuple):
+    step: str
+    times: tuple[str, ...]  # They add up to an iteration; the first one must have a value.
+    unit_ns: float
+    timers: tuple[str, ...] = ()
+
+
+def _columns(names: Sequence[Any]) -> _Columns | None:
+    """The columns of a table of steps; None if that of steps or those of times are missing."""
+    if set(STEP_TRACE) <= set(names) and "Step" in names:
+        return _Columns("Step", STEP_TRACE, 1e3, _PARTS)
     plain = {str(name).strip().lower().replace("-", "_"): str(name) for name in names[:1_000]}
     step = next((plain[name] for name in _STEPS if name in plain), None)
-    times = [(base + unit, factor) for base in _TIMES for unit, factor in _UNITS.items()]
-    time = next(((plain[name], factor) for name, factor in times if name in plain), None)
-    return None if step is None or time is None else (step, *time)
+    times = [(base + unit, unit_ns) for base in _TIMES for unit, unit_ns in _UNITS.items()]
+    time = next((((plain[name],), unit_ns) for name, unit_ns in times if name in plain), None)
+    return None if step is None or time is None else _Columns(step, *time)
 
 
 def _is_header(line: bytes) -> bool:
-    return b"," in line and find_columns(_cells(line)) is not None
+    return b"," in line and _columns(_cells(line)) is not None
 
 
 class ColumnsGrammar(Grammar):
@@ -54,21 +75,20 @@ class ColumnsGrammar(Grammar):
         """Whether a file with this beginning is a table of steps."""
         line, *more = start[:_MAX_HEADER].lstrip(b"\xef\xbb\xbf \r\n").split(b"\n")
         if line.startswith(b"{"):
-            first = _object(line)
-            return first is not None and find_columns(list(first)) is not None
+            return _columns(list(_object(line) or ())) is not None
         return any(map(_is_header, (line, *more[:_MOST_WORDS])))
 
     def read(self, blocks: Blocks) -> None:
         """Read all rows."""
         header: list[str] = []
-        found: tuple[str, str, float] | None = None
+        found: _Columns | None = None
         for line in _lines(blocks):
             if line.startswith(b"{"):
                 entry: Mapping[str, Any] | None = _object(line)
-                found = found or (None if entry is None else find_columns(list(entry)))
+                found = found or (None if entry is None else _columns(list(entry)))
             elif not header:
                 header = _cells(line) if _is_header(line) else []
-                found = find_columns(header)
+                found = _columns(header)
                 continue
             else:
                 entry = dict(zip(header, _cells(line), strict=False))
@@ -76,70 +96,34 @@ class ColumnsGrammar(Grammar):
                 self.num_unknown += 1
             else:
                 self._take(entry, found)
-        if found is not None and not any(found[1].lower().endswith(u) for u in _UNITS if u):
+        if found is not None and found.timers:
+            self.name = "Ascend's profiler"
+        elif found is not None and not any(found.times[0].lower().endswith(u) for u in _UNITS if u):
             self.notes.append(
-                f"The column {found[1]!r} names no unit: distprof reads its times as seconds."
+                f"The column {found.times[0]!r} names no unit: distprof reads its times as seconds."
             )
 
-    def _take(self, entry: Mapping[str, Any], columns: tuple[str, str, float]) -> None:
-        step, time, factor = columns
-        value = _float(entry.get(time))
-        number = _float(entry.get(step))
-        if value is None or number is None or not 0 <= value * factor < MAX_SECONDS * 1e9:
+    def _take(self, entry: Mapping[str, Any], columns: _Columns) -> None:
+        times = [_float(entry.get(name)) for name in columns.times]
+        ns = sum(time or 0.0 for time in times) * columns.unit_ns
+        number = _float(entry.get(columns.step))
+        is_known = ns > 0 if columns.timers else number is not None
+        if times[0] is None or not is_known or not 0 <= ns < MAX_SECONDS * 1e9:
             self.num_unknown += 1
             return
-        loss = next((_float(entry[name]) for name in _LOSSES if name in entry), None)
-        rank = _float(entry.get(_RANK))
         self.add(
             Row(
-                iteration=int(number) if 0 <= number < 1 << 53 else None,
-                duration_ns=round(value * factor),
+                iteration=whole_number(number),
+                duration_ns=round(ns),
                 span=1,
-                loss=loss,
-                rank=int(rank) if rank is not None and 0 <= rank < 1 << 31 else None,
+                loss=next((_float(entry[name]) for name in _LOSSES if name in entry), None),
+                rank=whole_number(
+                    next((_float(entry[n]) for n in _RANKS if n in entry), None), 1 << 31
+                ),
             )
         )
-
-
-STEP_TRACE = ("Computing", "Communication(Not Overlapped)", "Free")
-"""Columns that add up to a step, in µs, in ``step_trace_time.csv`` of Ascend's profiler."""
-
-_PARTS = (*STEP_TRACE, "Overlapped", "Bubble", "Preparing")
-
-
-class StepTraceGrammar(Grammar):
-    """The steps of Ascend's profiler (torch_npu): one row per device and step."""
-
-    name: str = "Ascend's profiler"
-
-    def fits(self, start: bytes) -> bool:
-        """Whether a file with this beginning is such a table."""
-        header = _cells(start[:_MAX_HEADER].split(b"\n", 1)[0])
-        return "Step" in header and set(STEP_TRACE) <= set(header)
-
-    def read(self, blocks: Blocks) -> None:
-        """Read all rows."""
-        header: list[str] = []
-        for line in _lines(blocks):
-            if not header:
-                header = _cells(line)
-                continue
-            entry = dict(zip(header, _cells(line), strict=False))
-            us = {name: _float(entry.get(name)) for name in _PARTS}
-            whole = sum(us[name] or 0.0 for name in STEP_TRACE)
-            if us["Computing"] is None or not 0 < whole < MAX_SECONDS * 1e6:
-                self.num_unknown += 1
-                continue
-            rank, step = _float(entry.get("Device_id")), _float(entry.get("Step"))
-            self.add(
-                Row(
-                    iteration=None if step is None or not 0 <= step < 1 << 53 else int(step),
-                    duration_ns=round(whole * 1e3),
-                    span=1,
-                    rank=None if rank is None or not 0 <= rank < 1 << 31 else int(rank),
-                )
-            )
-            self.add_timers({n: round(v * 1e3) for n, v in us.items() if v and 0 < v < 1e13})
+        us = {name: _float(entry.get(name)) or 0.0 for name in columns.timers}
+        self.add_seconds({name: each / 1e6 for name, each in us.items() if each > 0})
 
 
 def _lines(blocks: Blocks) -> Iterator[bytes]:
@@ -227,11 +211,7 @@ def _values(series: Any) -> list[tuple[int, float | None]]:
     if not isinstance(values, dict):
         return []
     numbers = ((key, value) for key, value in values.items() if key.isdecimal() and len(key) < 16)
-    return sorted((int(key), float(value) if _is_number(value) else None) for key, value in numbers)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+    return sorted((int(key), _float(value)) for key, value in numbers)
 
 
 _refuse = refusing(

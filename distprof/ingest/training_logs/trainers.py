@@ -11,6 +11,7 @@ import re
 from statistics import median
 
 import msgspec
+import numpy as np
 
 from distprof.escape import plain
 from distprof.ingest.training_logs.grammar import (
@@ -39,6 +40,9 @@ _MIN_SPAN, _FEWEST_SECONDS = 3, 10
 _FEWEST_STEPS = 10
 """From this step on, the rate that a bar shows is no longer that of its slow first steps."""
 
+_DIGITS, _ALIKE = 5, 1.5  # Least ratio of times to their errors, and most of two that are alike.
+_SLOW_START = 2  # Ratio of the first steps to later ones from which they are a warm-up.
+
 _FAR_LONGER = 10
 """Of bars without labels of a training, one with a name is meant if it ran this much longer."""
 
@@ -55,7 +59,9 @@ class _Bar(msgspec.Struct):
     is_of_epochs: bool = False  # Whether its label or unit says that it counts epochs.
     is_of_training: bool = False  # Whether its label says that it counts iterations.
 
-    rates: list[float] = msgspec.field(default_factory=list)  # As printed, in seconds per step.
+    most_seconds: int = 0
+    # As printed: step, whole seconds, seconds per step, and half of its last digit.
+    rates: list[tuple[int, int, float, float]] = msgspec.field(default_factory=list)
     rows: list[Row] = msgspec.field(default_factory=list)
 
 
@@ -64,16 +70,7 @@ class BarGrammar(Grammar):
 
     name: str = "a progress bar"
     signs: tuple[bytes, ...] = (
-        b"s/it",
-        b"it/s",
-        b"/batch",
-        b"batch/s",
-        b"/step",
-        b"step/s",
-        b"s/ba",
-        b"ba/s",
-        b"s/epoch",
-        b"epoch/s",
+        *b"s/it it/s /batch batch/s /step step/s s/ba ba/s s/epoch epoch/s".split(),
         b"/? [",
     )
     _num_rows: int = 0  # of all bars
@@ -85,11 +82,7 @@ class BarGrammar(Grammar):
         self._bars = self._bars or ({}, {})
         end = len(block) if not any(self._bars) else 0
         for match in _PATTERNS["bar"].finditer(block):
-            pauses = (
-                _PATTERNS["evaluation"].findall(block, end, match.start())
-                if end < match.start()
-                else ()
-            )
+            pauses = _PATTERNS["evaluation"].findall(block, end, match.start())
             self._paused_s += sum(to_float(pause) or 0.0 for pause in pauses)
             end = match.end()
             before, step, total, hours, minutes, seconds, rate, unit = match.groups(b"")
@@ -99,9 +92,9 @@ class BarGrammar(Grammar):
             is_plain = is_of_training or label == b":" or not label.endswith(b":")
             is_plain |= bool(_PATTERNS["metric"].search(label))
             is_of_epochs = b"epoch" in unit or bool(_PATTERNS["of_epochs"].search(label))
+            second = int(hours or 0) * 3600 + int(minutes) * 60 + int(seconds)
             if int(total) < (_MIN_SPAN if is_of_training or is_of_epochs else _MIN_STEPS):
                 continue
-            second = int(hours or 0) * 3600 + int(minutes) * 60 + int(seconds)
             bars, name = self._bars[is_plain], b"" if is_plain else label
             bar = bars.get((name, int(total)))
             if bar is None and len(bars) >= _MAX_BARS:
@@ -110,11 +103,14 @@ class BarGrammar(Grammar):
                 bar = bars[name, int(total)] = _Bar(*(int(step), second) * 3)
             else:
                 self._follow(bar, int(step), second)
+            bar.most_seconds = max(bar.most_seconds, second)
             bar.is_of_epochs |= is_of_epochs
             bar.is_of_training |= is_of_training
             each = to_float(rate) or 0.0
-            if each and int(step) >= _FEWEST_STEPS and len(bar.rates) < _MAX_RATES:
-                bar.rates.append(each if unit.startswith(b"s/") else 1 / each)
+            if each and int(step) and len(bar.rates) < _MAX_RATES:
+                half = 0.5 * 10 ** -len(rate.partition(b".")[2]) / each
+                each = each if unit.startswith(b"s/") else 1 / each
+                bar.rates.append((int(step), second, each, half * each))
 
     def _follow(self, bar: _Bar, step: int, second: int) -> None:
         if step < bar.step or second < bar.last_second:  # again, so that what passed stays
@@ -147,6 +143,15 @@ class BarGrammar(Grammar):
                 self.name = f"the progress bar “{plain(label[:-1].decode('utf-8', 'replace'))}”"
             self.rows = longest.rows or _whole(longest) or _printed(longest) or _whole(longest, 2)
             self.rows = self.rows or _since_start(longest)
+            step = longest.first_step
+            start = s_to_ns(longest.first_second / step) if step > 0 else None
+            if self.rows and start and start > _SLOW_START * (self.rows[0].duration_ns or start):
+                self.rows.insert(0, Row(step, start, step))
+            evaluations = [b for (n, _), b in named.items() if _PATTERNS["of_evaluation"].search(n)]
+            evaluated = sum(bar.most_seconds for bar in evaluations)
+            share = evaluated / (evaluated + longest.most_seconds or 1)
+            if longest not in evaluations and share >= LEAST_EVALUATION:
+                self.notes.append(evaluation_note(share))
             passed, span = _seconds(longest), longest.last_step - longest.first_step
             if span and LEAST_EVALUATION * passed < self._paused_s < passed:
                 ns = s_to_ns((passed - self._paused_s) / span)
@@ -172,9 +177,25 @@ def _whole(bar: _Bar, least: int = _MIN_SPAN) -> list[Row]:
 
 def _printed(bar: _Bar) -> list[Row]:
     """The rate that the bar shows, where it does not show enough of the time."""
-    if not bar.rates:
-        return []
-    return [Row(iteration=bar.last_step, duration_ns=s_to_ns(median(bar.rates)), span=1)]
+    rates = [each for step, _, each, _ in bar.rates if step >= _FEWEST_STEPS]
+    ns = s_to_ns(_between(bar) or median(rates)) if rates else None
+    return [Row(iteration=bar.last_step, duration_ns=ns, span=1)] if rates else []
+
+
+def _between(bar: _Bar) -> float | None:
+    """Seconds per step between rates that are means since a slow start; None if they are not."""
+    steps, second, each, half = np.array(bar.rates).T
+    late, error = steps * each - second, steps * half
+    if (np.diff(steps) < 0).any() or (late < -error).any() or (late >= 1 + error).any():
+        return None  # also of bars of several ranks
+    steps, at = np.unique(steps, return_index=True)
+    ends = [0, len(steps) // 2, -1]
+    passed = np.diff((steps * each[at])[ends])
+    if len(steps) < len(ends) or (passed <= _DIGITS * error.max()).any():
+        return None
+    slopes = passed / np.diff(steps[ends])
+    is_steady = slopes.max() < _ALIKE * slopes.min()
+    return float(passed.sum() / (steps[-1] - steps[0])) if is_steady else None
 
 
 def _since_start(bar: _Bar) -> list[Row]:
@@ -204,7 +225,7 @@ _ROUNDED = 0.98
 
 def compare(grammar: Grammar, bars: BarGrammar) -> None:
     """Take the time of an iteration from the progress bar, if it is far above what is printed."""
-    shown = [row.duration_ns or 0 for row in bars.rows]
+    shown = [row.duration_ns or 0 for row in bars.rows[1:] or bars.rows]
     least = _FAR_BELOW if isinstance(grammar, LightningGrammar) else _ROUNDED
     for index, row in enumerate(grammar.rows if shown else ()):
         if (row.duration_ns or 0) < least * median(shown):
@@ -237,7 +258,9 @@ class LightningGrammar(Grammar):
     def finish(self) -> None:
         """A batch and its loading make an iteration."""
         means = self._means
-        seconds, count = means.get(_BATCH) or self._of_step() or self._of_parts()
+        steps = [each for name, each in means.items() if _STEP.search(name)]  # with the passes
+        longest = max(steps, key=lambda each: each[0] or 0.0, default=None)
+        seconds, count = means.get(_BATCH) or longest or self._of_parts()
         if seconds is None or not count:
             return
         whole = {
@@ -247,13 +270,7 @@ class LightningGrammar(Grammar):
         }
         seconds += sum(each for name, each in whole.items() if name.endswith(_NEXT))
         self.add(Row(iteration=count, duration_ns=s_to_ns(seconds), span=count))
-        found = {name: s_to_ns(each) for name, each in whole.items()}
-        self.add_timers({name: ns for name, ns in found.items() if ns is not None})
-
-    def _of_step(self) -> tuple[float | None, int] | None:
-        """Seconds and number of steps of the optimizer, which call the passes."""
-        steps = [each for name, each in self._means.items() if _STEP.search(name)]
-        return max(steps, key=lambda each: each[0] or 0.0, default=None)
+        self.add_seconds(whole)
 
     def _of_parts(self) -> tuple[float | None, int]:
         """Seconds and number of batches from their parts."""

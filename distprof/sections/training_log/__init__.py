@@ -27,6 +27,9 @@ MIN_RECURRING = 5
 """Number of slow iterations from which they count as recurring."""
 
 
+ONLY_FIRST = "Only the first report, which does not count,"  # has timers: a note's beginning
+
+
 class TrainingTimer(Record, frozen=True, kw_only=True):
     """A timer of the program."""
 

@@ -7,7 +7,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.artefacts.record import shared_fields
@@ -17,11 +16,13 @@ from distprof.run.run import Run
 from distprof.schema import ABSENT, Floats, Int64Array
 from distprof.sections.training_log import (
     MIN_RECURRING,
+    ONLY_FIRST,
     SlowIteration,
     SlowPeriod,
     TrainingLogResult,
     TrainingTimer,
 )
+from distprof.units import format_duration
 
 SLOW_RATIO = 1.2
 """Ratio to the median of its neighbours above which an iteration is slow."""
@@ -50,7 +51,10 @@ FEWEST_LAST, FAR_LONGER = 2, 1.5
 MIN_KENDALL, GROWN_RATIO = 0.7, 1.3
 """Least rank correlation with time, and least ratio of the last third to the first, of a growth."""
 
+_TOKENS = ("tokens_per_s", "tokens_per_s_per_device")
+_RATES = ("samples_per_s", "printed_samples_per_s", *_TOKENS, "tflops")
 _MAX_PERIODS = 20
+_MOST_ACCUMULATED, _FOR_STEP = 16, 2.5  # Micro-batches, and ratio of the one with the optimizer.
 _COMPUTE = ("forward-compute", "backward-compute")
 _EMBEDDING = ("backward-embedding-all-reduce", "embedding-grads-all-reduce")
 _TO_LATER = ("forward-send", "backward-recv", "forward-send-backward-recv")
@@ -66,16 +70,14 @@ def analyze_training_log(run: Run) -> TrainingLogResult:
         )
     iteration = log.iteration[log.iteration != ABSENT]
     timers = _timers(log)
+    rates: dict[str, Any] = {name: _median(getattr(log, name)) for name in _RATES}
+    rates["tokens_per_s"] = _tokens_per_s(log)
     return TrainingLogResult(
         origin=log.origin,
         num_reports=len(log.iteration),
         first_iteration=int(iteration[0]) if len(iteration) else None,
         last_iteration=int(iteration[-1]) if len(iteration) else None,
-        samples_per_s=_median(log.samples_per_s),
-        tokens_per_s=_tokens_per_s(log),
-        tokens_per_s_per_device=_median(log.tokens_per_s_per_device),
-        tflops=_median(log.tflops),
-        printed_samples_per_s=_median(log.printed_samples_per_s),
+        **rates,
         first_loss=_end(log.loss, 0),
         last_loss=_end(log.loss, -1),
         tokens_per_step=log.tokens_per_step,
@@ -138,12 +140,16 @@ def _slow(number: Int64Array, ns: Int64Array, span: Int64Array) -> dict[str, Any
     first = int(np.argmin(is_slow))
     is_slow[: first * (first > 1)] = False  # before the training is warm
     excess = float(np.sum((ns - usual)[is_slow])) / len(ns)
+    period = _period(number, is_slow)
+    is_power = period is not None and period & (period - 1) == 0  # as numbers of micro-batches
+    if is_power and (period or 0) <= _MOST_ACCUMULATED and ns.max() < _FOR_STEP * np.median(ns):
+        return {"slow_period": period}
     order = np.flatnonzero(is_slow)
     order = order[np.argsort(-ns[order], kind="stable")][:MAX_SLOWEST]
     return {
         "num_slow": int(is_slow.sum()),
         "slow_excess_ns": round(excess),
-        "slow_period": _period(number, is_slow),
+        "slow_period": period,
         "slowest": tuple(
             SlowIteration(
                 iteration=int(number[i]) if number[i] != ABSENT else None, duration_ns=int(ns[i])
@@ -196,32 +202,41 @@ def _slow_span(number: Int64Array, ns: Int64Array, span: Int64Array) -> SlowPeri
     slow, others = ns[inside], ns[~inside]
     if len(others) < BLOCK or _share_above(slow, others) < APART:
         return None
-    at = np.flatnonzero(inside)
     median = float(np.median(others))
     # Whether a line fits better than two levels, without the longest reports
     kept = ns <= np.quantile(ns, 0.98)
     time, values = np.flatnonzero(kept), ns[kept].astype(np.float64)
     line = np.polyval(np.polyfit(time, values, 1), time)
     levels = np.where(inside[kept], np.median(ns[inside]), np.median(ns[~inside]))
+    is_line = np.sum((values - line) ** 2) < 0.7 * np.sum((values - levels) ** 2)
+    return _slow_period(number, ns, span, inside, median, is_gradual=bool(inside[-1] and is_line))
+
+
+def _slow_period(
+    number: Int64Array,
+    ns: Int64Array,
+    span: Int64Array,
+    inside: NDArray[np.bool_],
+    usual: float,
+    *,
+    is_gradual: bool,
+) -> SlowPeriod:
+    """The slow reports, by their mask, next to what is usual."""
+    at = np.flatnonzero(inside)
     return SlowPeriod(
         first_iteration=_printed(number, at[0]),
         last_iteration=None if at[-1] == len(ns) - 1 else _printed(number, at[-1]),
-        num_reports=len(slow),
-        duration_ns=round(float(np.median(slow))),
-        usual_ns=round(median),
-        excess_ns=round(float(np.average(np.where(inside, ns - median, 0), weights=span))),
-        is_gradual=bool(
-            inside[-1] and np.sum((values - line) ** 2) < 0.7 * np.sum((values - levels) ** 2)
-        ),
+        num_reports=len(at),
+        duration_ns=round(float(np.median(ns[inside]))),
+        usual_ns=round(usual),
+        excess_ns=round(float(np.average(np.where(inside, ns - usual, 0), weights=span))),
+        is_gradual=is_gradual,
     )
 
 
 def _slow_rate(log: TrainingLog) -> SlowPeriod | None:
     """The reports in a row in which throughput is lower, of a log without times of iterations."""
-    for rates in (
-        *(log.samples_per_s, log.printed_samples_per_s, log.tokens_per_s),
-        *(log.tokens_per_s_per_device, log.tflops),
-    ):
+    for rates in (getattr(log, name) for name in _RATES):
         known = np.flatnonzero(np.isfinite(rates) & (rates > 0))[1:]  # the first one warms up
         if len(known) >= 2 * FEWEST_FEW:
             number = np.full(len(known), ABSENT)
@@ -253,19 +268,9 @@ def _among_few(number: Int64Array, ns: Int64Array, span: Int64Array) -> SlowPeri
         or np.median(slow) < GROWN_RATIO * np.median(others)
     ):
         return None
+    inside = np.arange(len(ns)) >= len(ns) - len(slow)
     usual = float(np.median(others))
-    first = len(ns) - len(slow)
-    return SlowPeriod(
-        first_iteration=_printed(number, np.int64(first)),
-        last_iteration=None,
-        num_reports=len(slow),
-        duration_ns=round(float(np.median(slow))),
-        usual_ns=round(usual),
-        excess_ns=round(
-            float(np.average(np.where(np.arange(len(ns)) >= first, ns - usual, 0), weights=span))
-        ),
-        is_gradual=is_gradual,
-    )
+    return _slow_period(number, ns, span, inside, usual, is_gradual=is_gradual)
 
 
 def _kendall(ns: Int64Array) -> float:
@@ -306,13 +311,9 @@ def _share_above(slow: Int64Array, others: Int64Array) -> float:
 
 
 def _timers(log: TrainingLog) -> tuple[TrainingTimer, ...]:
-    steady = log.is_steady
-    has_shares = log.origin != "DeepSpeed"  # the span of whose timers is unknown
-    timers = [_timer(log, name, values, steady) for name, values in log.timers.items()]
-    shown = [timer for timer in timers if timer is not None]
-    if not has_shares:
-        shown = [replace(timer, ratio=None) for timer in shown]
-    return tuple(sorted(shown, key=lambda timer: (-timer.mean_ns, timer.name)))
+    timers = [_timer(log, name, ns, log.is_steady) for name, ns in log.timers.items()]
+    known = [timer for timer in timers if timer is not None]
+    return tuple(sorted(known, key=lambda timer: (-timer.mean_ns, timer.name)))
 
 
 def _timer(
@@ -324,12 +325,13 @@ def _timer(
     weight = log.span[known]
     mean = float(np.average(values[known], weights=weight))
     whole = float(np.average(log.duration_ns[known], weights=weight))
+    is_share = whole > 0 and log.origin != "DeepSpeed"  # the span of whose timers is unknown
     return TrainingTimer(
         name=name,
         num_reports=int(known.sum()),
         mean_ns=round(mean),
         median_ns=round(float(np.median(values[known]))),
-        ratio=mean / whole if whole > 0 else None,
+        ratio=mean / whole if is_share else None,
         waits=name in (*_TO_LATER, *_TO_EARLIER)
         or (name in _EMBEDDING and log.facts.mesh.get("pp", 1) > 1),
     )
@@ -391,6 +393,11 @@ def _limits(log: TrainingLog, timers: tuple[TrainingTimer, ...]) -> tuple[str, .
             f"Reports are means of {int(np.median(log.span)):,} iterations each, so single slow "
             "iterations cannot be seen."
         )
+    known = {name: ns[ns != ABSENT] for name, ns in log.timers.items() if (ns != ABSENT).any()}
+    if known and not timers:
+        longest = sorted(known, key=lambda name: -known[name][-1])[:3]
+        named = ", ".join(f"{name} {format_duration(known[name][-1])}" for name in longest)
+        limits.append(f"{ONLY_FIRST} has timers: {named}.")
     if log.facts.mesh.get("pp", 1) > 1 and _compute_ratio(timers) is None:
         limits.append(
             "The log has no forward-compute and backward-compute timers, so the idle time of the "

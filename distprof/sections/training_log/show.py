@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from distprof.bounds import table_beside
 from distprof.escape import MAX_HEADLINE
-from distprof.ingest.training_logs.grammar import AGAIN, OF_THE_JOB, RUN
+from distprof.ingest.training_logs.grammar import AGAIN, OF_THE_JOB, RUN, USE
 from distprof.sections.base import VerdictText
 from distprof.sections.nccl.show import jobs_fact, nccl_verdict
 from distprof.sections.parts import is_recorded
 from distprof.sections.summaries.show import scaling_lines
 from distprof.sections.table import Bar, Column, TableView, counted, facts_table, rows_table
-from distprof.sections.training_log import TrainingLogResult, TrainingTimer
+from distprof.sections.training_log import ONLY_FIRST, TrainingLogResult, TrainingTimer
 from distprof.units import capitalized, format_duration, format_ratio
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ _FEW_REPORTS, _FAR_LONGER = 3, 10
 
 _SKEWED = 1.5  # Ratio of the mean to the median
 
-_DOUBTS = ("The log does not say", "The log names no unit")
-"""Beginnings of notes on which every time depends."""
+_TOLD = ("The log does not say", "The log names no unit", "So little use")
+"""Beginnings of notes on which every time depends, or that follow from the use of the GPU."""
 
 _TABLE = table_beside(__package__, "phases.toml")
 _PHASES = {phase: re.compile(known) for phase, known in _TABLE["timers"].items()}
@@ -64,7 +64,7 @@ def training_verdict(report: Report) -> VerdictText:
         *(_waiting(log), _reducing(log), _advice(log), _input_sentence(log), slower_sentence(log)),
         *(_slow_sentence(log), f"Throughput: {rates}." if (rates := rate_text(log)) else ""),
         *(nccl_line, _left_out(log)),
-        *(note for note in log.unavailable if note.startswith(_DOUBTS)),
+        *(note for note in log.unavailable if note.startswith(_TOLD)),
     )
     reasons = tuple(sentence for sentence in why if sentence and sentence not in line)
     compared = scaling_lines(report.scaling_table)
@@ -150,8 +150,10 @@ def _line(log: TrainingLogResult) -> str:
     if _is_skewed(log):
         longest = f"but the longest {format_duration(log.max_ns)}"
         time = f"{_what(log)} usually takes {usual}, {longest}: that makes the mean {mean}"
+    use = next((n.removeprefix(USE) for n in log.unavailable if n.startswith(USE)), "")
     if log.idle_ratio is None:
-        return f"{time}{_phases(log, len(time)) or _of_reports(log)}"
+        more = f", at {use}." if use and not _is_skewed(log) else _of_reports(log)
+        return f"{time}{_phases(log, len(time)) or more}"
     who = f"the {log.timer_stage} stage" if log.timer_stage else "the slowest rank"
     if log.mesh.get("pp", 1) < 2:
         who = "the rank of the timers"
@@ -225,13 +227,16 @@ def _of_reports(log: TrainingLogResult) -> str:
 
 def _undecided(log: TrainingLogResult) -> tuple[str, str]:
     """What the log shows of the time, and why not where it goes, and what would."""
-    known = next((note for note in log.unavailable if note.startswith(OF_THE_JOB)), "")
+    told = (OF_THE_JOB, ONLY_FIRST)
+    known = next((n for start in told for n in log.unavailable if n.startswith(start)), "")
     if log.input_timer is not None and not known:
         waiting = log.input_timer.ratio or 0.0
         known = f"Waiting for input takes {format_ratio(waiting)} of it."
         if waiting < MIN_IDLE_RATIO:
             known = f"Input is not the limit: waiting for it takes {format_ratio(waiting)}."
     how = "" if log.timers else _TABLE["how_to_print_timers"].get(log.origin, "")
+    if known.startswith(ONLY_FIRST):
+        return known, "Where the time goes is not decided: keep the timers of later iterations."
     return known, (
         f"Where {'the rest' if known else 'the time'} goes is not decided, because "
         f"the log has no timers of it: {f'{how}, or ' if how else ''}record a trace with distprof "
@@ -318,6 +323,10 @@ def _slower_rate(log: TrainingLogResult) -> str:
 
 
 def _slow_sentence(log: TrainingLogResult) -> str:
+    if log.slow_period and not log.num_slow:
+        longest, others = format_duration(log.max_ns), format_duration(log.median_ns)
+        times = f"takes up to {longest}, the others {others}"
+        return f"One of {log.slow_period} iterations {times}: accumulated gradients end in it."
     if not log.num_slow or not log.mean_ns or not log.slow_excess_ns:
         return ""
     if log.slow_excess_ns < MIN_SLOW_RATIO * log.mean_ns:

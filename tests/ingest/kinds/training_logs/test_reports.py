@@ -12,6 +12,7 @@ import distprof
 from distprof.documents.saved import REPORT
 from distprof.formats import RenderOptions
 from distprof.ingest.output.expressions import SHORTEST_SIGN
+from distprof.ingest.training_logs.grammar import Row
 from distprof.ingest.training_logs.read import read_training_log
 from distprof.ingest.training_logs.reports import Reports, wordings
 from distprof.schema import ABSENT
@@ -29,17 +30,20 @@ def test_the_example_yields_its_values_and_no_other_program_takes_it(wording):
         values["iteration"] = samples / 8
     if wording.breaks:
         reports.grammars[wording.program]._before = (1, 1.0)
+    is_of_timers = wording.phases and not wording.whole
+    if is_of_timers:
+        reports.grammars[wording.program].add(Row(1))
     reports.take(wording.example.strip("\n").encode() + b"\n")
     taken = {
         name: one
         for name, one in reports.grammars.items()
-        if one.rows or one._before or one.startup or one.facts or one.rates or one._paused_s
+        if one.rows or one._before or one.num_timer_lines or one.facts or one.rates or one._paused_s
     }
     if wording.breaks:
         assert not taken
         return
     assert wording.program in taken
-    assert not wording.facts or not any(one.rows or one.startup for one in taken.values())
+    assert not wording.facts or not any(one.rows or one.num_timer_lines for one in taken.values())
     grammar = taken[wording.program]
     if wording.facts:
         assert grammar.facts == values
@@ -52,8 +56,9 @@ def test_the_example_yields_its_values_and_no_other_program_takes_it(wording):
         assert grammar.rates == [values.pop("rate")]
     if not values:
         return
-    if wording.phases and not wording.whole:
-        assert grammar.startup == {name: round(ms * MS) for name, ms in values.items()}
+    if is_of_timers:
+        found = {name: one.ns[0] for name, one in grammar.timers.items()}
+        assert found == {name: round(ms * MS) for name, ms in values.items()}
         return
     if wording.phases:
         named = {name: values.pop(name) * MS for name in list(values) if name != "ms"}
@@ -61,7 +66,8 @@ def test_the_example_yields_its_values_and_no_other_program_takes_it(wording):
         grammar.timers.clear()
     timers = {name: values.pop(name) for name in wording.timers}
     assert {name: one.ns[0] / 1e9 for name, one in grammar.timers.items()} == pytest.approx(timers)
-    if elapsed := values.get("elapsed_ms") or values.get("elapsed_s", 0.0) * 1e3:
+    units = (("elapsed_ms", 1), ("elapsed_s", 1e3), ("elapsed_h", 3.6e6))
+    if elapsed := sum(values.get(name, 0.0) * unit for name, unit in units):
         assert grammar._before == (values["iteration"], elapsed)
         return
     (row,) = grammar.rows
@@ -73,6 +79,8 @@ def test_the_example_yields_its_values_and_no_other_program_takes_it(wording):
     seconds += [values.pop("tokens") / values["tokens_per_s"]] if "tokens" in values else []
     assert (row.duration_ns or 0) == pytest.approx(1e9 * sum(seconds))
     assert (row.at_s is not None) is wording.stamped
+    mfu = values.pop("mfu_percent", 0.0) / 100 or values.pop("mfu", 0.0)
+    assert grammar.mfu == [mfu] * bool(mfu)
     if "batch" in values:
         assert grammar.facts["global_batch_size"] == values.pop("batch")
     assert {name: getattr(row, name) for name in values} == values
