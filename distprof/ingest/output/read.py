@@ -67,6 +67,7 @@ _BEFORE_SIGN = 600
 _MAX_WORLD = 1 << 20
 _MAX_BROKEN = 5
 _LEAST_BROKEN = 60  # shorter lines were not broken by a terminal
+_NOISY = (b"NCCL", b"DEBUG", b"pyxis")
 _TIME = re.compile(
     rb"[\dIWEF](?:(?<=\b\d)\d{3}[-/]|(?<=\D))(?P<mon>[01]\d)[-/]?(?P<day>[0-3]\d)[T_ ]"
     rb"(?P<hour>[0-2]\d):(?P<minute>[0-5]\d):(?P<second>[0-5]\d(?:\.\d{1,9})?)"
@@ -82,11 +83,18 @@ _REST_OF_CHARACTER = bytes(range(0x80, 0xC0))
 """Bytes of UTF-8 that begin no character: text is cut at bytes."""
 
 
-@lru_cache(256)  # several expressions read the same lines
 def prefix_rank(line: str) -> int | None:
     """The rank that a launcher put before a line; None if there is none."""
-    found = _HOW["prefix"].match(line[:200])
-    return int(next(group for group in found.groups() if group)) if found else None
+    return _prefix(line[:200])[0]
+
+
+@lru_cache(1024)  # several expressions read the same lines
+def _prefix(line: str) -> tuple[int | None, int]:
+    """The rank before a line, and where the line begins behind it."""
+    found = _HOW["prefix"].match(line)
+    if found is None:
+        return None, 0
+    return int(next(group for group in found.groups() if group)), found.end()
 
 
 def cleaned(raw: bytes) -> str:
@@ -171,11 +179,10 @@ class Reader:
             shortened = (cleaned(line.rstrip(b"\r").rpartition(b"\r")[2]) for line in lines)
             self.ends[shown] = tuple(line.rstrip()[:MAX_TEXT] for line in shortened)
         for line in cleaned(end.replace(b"\r", b"\n")).split("\n"):
-            writer = prefix_rank(line)
-            text = line if writer is None else _HOW["prefix"].sub("", line, count=1)
-            writer = rank if writer is None else writer
-            if writer is not None and text.strip():
-                self.last_lines[writer] = text.strip()[:MAX_TEXT]
+            by_prefix, start = _prefix(line[:200])
+            writer = rank if by_prefix is None else by_prefix
+            if writer is not None and (text := line[start:].strip()):
+                self.last_lines[writer] = text[:MAX_TEXT]
 
     def _take(
         self, data: bytes, skip: int, before: int, shown: str, rank: int | None, *, is_last: bool
@@ -201,7 +208,7 @@ class Reader:
             if is_cut and start > skip:
                 return start
             seen.add((start, row.name))
-            number = before + 1 + int(np.searchsorted(line_ends, start))
+            number = before + 1 + int(line_ends.searchsorted(start))
             if row.yields == "stack" and shown == self._dumped[0] and number < self._dumped[1]:
                 continue  # another thread of the process
             self._tries[row.name] += 1
@@ -234,8 +241,7 @@ class Reader:
         fields = _fields(data, start, at, end, row)
         if fields is None:
             return
-        near = cleaned(data[max(start, at - _BEFORE_SIGN) : end])
-        if _HOW["noise"].search(near) and not _ALWAYS & {row.yields, row.name}:
+        if _is_noise(data[max(start, at - _BEFORE_SIGN) : end], row):
             return
         by_prefix = _prefixed(data, start, at, end, row)
         writer = rank if by_prefix is None else by_prefix
@@ -336,6 +342,13 @@ class Reader:
     def _with_last(self, key: tuple[object, ...], event: OutputEvent) -> OutputEvent:
         shown, number = self._again.get(key, ("", 0))
         return replace(event, again=number) if shown == event.file else event
+
+
+def _is_noise(near: bytes, row: Expression) -> bool:
+    """Whether a line is that of a debugging or quoted log, whose errors are none."""
+    if not any(word in near for word in _NOISY) or _ALWAYS & {row.yields, row.name}:
+        return False
+    return _HOW["noise"].search(cleaned(near)) is not None
 
 
 def _prefixed(data: bytes, start: int, at: int, end: int, row: Expression) -> int | None:
@@ -452,13 +465,9 @@ def _line_ends(data: bytes) -> NDArray[np.int64]:
 
 
 def _line_forward(data: bytes, end: int, count: int) -> int:
-    """End of the line ``count`` lines after the one that ends at ``end``."""
-    for _ in range(count):
-        if end >= len(data):
-            break
-        following = data.find(b"\n", end + 1)
-        end = len(data) if following < 0 else following
-    return end
+    """End of the line ``count`` lines after the one that ends at ``end``, or of what is read."""
+    following = data[end + 1 : end + 1 + _MAX_RECORD_BYTES].split(b"\n", count)
+    return end + sum(map(len, following[:count])) + min(count, len(following))
 
 
 def _start_of_wrapped(data: bytes, start: int) -> int:
@@ -500,15 +509,14 @@ def _without_prefixes(text: str, own: int | None, before: str) -> str:
             found = (timed.match(line) for line in lines[1:])
             own_lines = [one.string[one.end() :] for one in found if one is not None]
             return "\n".join((lines[0][len(before) :], *own_lines))
-    ranks = [prefix_rank(line) for line in lines]
-    if not any(rank is not None for rank in ranks):
+    prefixes = [_prefix(line[:200]) for line in lines]
+    if not any(end for _, end in prefixes):
         return text
-    kept = [
-        line
-        for line, rank in zip(lines, ranks, strict=True)
+    return "\n".join(
+        line[end:]
+        for line, (rank, end) in zip(lines, prefixes, strict=True)
         if rank == own or (rank is None and line is lines[0])
-    ]
-    return "\n".join(_HOW["prefix"].sub("", line, count=1) for line in kept)
+    )
 
 
 def kinds_in(data: bytes) -> set[str]:

@@ -8,9 +8,13 @@ Progress bars of programs that print no times::
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from functools import lru_cache
 from statistics import median
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from distprof.escape import plain
 from distprof.ingest.training_logs.grammar import (
@@ -26,12 +30,17 @@ from distprof.ingest.training_logs.grammar import (
 
 _PATTERNS = byte_patterns("trainers.toml")
 _MAX_BARS = 100
+_MANY_BARS = 2_000
 _MAX_SPANS = 100_000
 _MAX_RATES = 1_000
 _MIN_STEPS = 20
 
 _MIN_SECONDS = 50
 """Bars show whole seconds: over this span, a mean is accurate to 2 %."""
+
+_NUM_WORDS = 8
+_MASKS = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
+"""Of a word of eight bytes, its first bytes."""
 
 _MIN_SPAN, _FEWEST_SECONDS = 3, 10
 """Of a bar that shows less than that: over this span, a mean is accurate to 10 %."""
@@ -63,19 +72,7 @@ class BarGrammar(Grammar):
     """The longest-running bar of a training; others are downloads, maps, evaluations."""
 
     name: str = "a progress bar"
-    signs: tuple[bytes, ...] = (
-        b"s/it",
-        b"it/s",
-        b"/batch",
-        b"batch/s",
-        b"/step",
-        b"step/s",
-        b"s/ba",
-        b"ba/s",
-        b"s/epoch",
-        b"epoch/s",
-        b"/? [",
-    )
+    signs: tuple[bytes, ...] = (b"<",)
     _num_rows: int = 0  # of all bars
     _bars: tuple[dict[tuple[bytes, int], _Bar], ...] | None = None  # with a name; without
     _paused_s: float = 0.0  # evaluations between bars
@@ -83,26 +80,20 @@ class BarGrammar(Grammar):
     def take(self, block: bytes) -> None:
         """Follow each bar."""
         self._bars = self._bars or ({}, {})
-        end = len(block) if not any(self._bars) else 0
-        for match in _PATTERNS["bar"].finditer(block):
-            pauses = (
-                _PATTERNS["evaluation"].findall(block, end, match.start())
-                if end < match.start()
-                else ()
-            )
+        shown = [match for at in _bars(block) if (match := _PATTERNS["bar"].match(block, at))]
+        if shown and b"'eval_runtime'" in block:
+            start = 0 if any(self._bars) else shown[0].end()
+            pauses = _PATTERNS["evaluation"].findall(block, start, shown[-1].start())
             self._paused_s += sum(to_float(pause) or 0.0 for pause in pauses)
-            end = match.end()
+        for match in shown:
             before, step, total, hours, minutes, seconds, rate, unit = match.groups(b"")
             total = total if total.isdigit() else b"%d" % MAX_COUNT
-            label = before.strip()
-            is_of_training = bool(_PATTERNS["of_training"].search(before.rstrip()))
-            is_plain = is_of_training or label == b":" or not label.endswith(b":")
-            is_plain |= bool(_PATTERNS["metric"].search(label))
-            is_of_epochs = b"epoch" in unit or bool(_PATTERNS["of_epochs"].search(label))
+            name, is_plain, is_of_training, is_of_epochs = _label(before)
+            is_of_epochs |= b"epoch" in unit
             if int(total) < (_MIN_SPAN if is_of_training or is_of_epochs else _MIN_STEPS):
                 continue
             second = int(hours or 0) * 3600 + int(minutes) * 60 + int(seconds)
-            bars, name = self._bars[is_plain], b"" if is_plain else label
+            bars = self._bars[is_plain]
             bar = bars.get((name, int(total)))
             if bar is None and len(bars) >= _MAX_BARS:
                 continue
@@ -156,6 +147,51 @@ class BarGrammar(Grammar):
             "Times come from a progress bar, which shows whole seconds, and are means over spans "
             f"of {_MIN_SECONDS} s or of all that it shows, so single iterations are not visible."
         )
+
+
+@lru_cache(256)
+def _label(before: bytes) -> tuple[bytes, bool, bool, bool]:
+    """The name of a bar, or none; whether it is that of a training, of iterations, of epochs."""
+    label = before.strip()
+    is_of_training = bool(_PATTERNS["of_training"].search(before.rstrip()))
+    is_plain = is_of_training or label == b":" or not label.endswith(b":")
+    is_plain |= bool(_PATTERNS["metric"].search(label))
+    is_of_epochs = bool(_PATTERNS["of_epochs"].search(label))
+    return b"" if is_plain else label, is_plain, is_of_training, is_of_epochs
+
+
+def _bars(block: bytes) -> Iterator[int]:
+    """Where lines begin that may be bars; of many bars, the first and last within ten seconds."""
+    text = np.frombuffer(block, np.uint8)
+    ends = 3 + np.flatnonzero(text[3:] == ord("<"))
+    ends = ends[(text[ends - 3] == ord(":")) & (text[ends - 1] - ord("0") < 10)]
+    breaks = np.flatnonzero(text == ord("\n"))
+    line = np.searchsorted(breaks, ends)
+    begins = np.append(0, breaks + 1)[line]
+    if len(ends) > _MANY_BARS:
+        percents, totals = (np.append(np.flatnonzero(text == ord(sign)), 0) for sign in "%/")
+        percents = percents[np.searchsorted(percents[:-1], begins)]
+        totals = totals[np.searchsorted(totals[:-1], ends) - 1]
+        words = np.ndarray(len(block), "<u8", block + bytes(8), strides=(1,))
+        again = _repeats(words, begins, percents) & _repeats(words, totals, ends - 1)
+        again &= (np.diff(line, prepend=-1) != 0) & (np.diff(line, append=-1) != 0)
+        begins = begins[~again | ~np.append(again[1:], False)]
+    return iter(np.unique(begins).tolist())
+
+
+def _repeats(
+    words: NDArray[np.uint64], begins: NDArray[np.int64], ends: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Whether each part of a text, given by its words at each byte, repeats the part before it."""
+    sizes = ends - begins
+    same: NDArray[np.bool_] = (
+        (np.diff(sizes, prepend=-1) == 0) & (sizes >= 0) & (sizes <= 8 * _NUM_WORDS)
+    )
+    for done in range(0, int(sizes[same].max(initial=0)), 8):
+        part = words[np.minimum(begins + done, len(words) - 1)]
+        part &= _MASKS[np.clip(sizes - done, 0, 8)]
+        same &= np.diff(part, prepend=0) == 0
+    return same
 
 
 def _seconds(bar: _Bar) -> int:
