@@ -16,7 +16,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from distprof.bounds import byte_patterns_beside, patterns_beside
+from distprof.bounds import byte_patterns_beside, patterns_beside, table_beside
 from distprof.ingest.files import DAMAGE, INNER, Blocks, opened
 from distprof.ingest.output.expressions import Expression, expressions, signs
 from distprof.ingest.output.stacks import headed, listed_stacks, stacks_in
@@ -32,25 +32,11 @@ MAX_TEXT = 300
 _END = 1 << 16
 """Bytes at the end of a file of which the last line of each rank is kept."""
 
-QUIET = {"warning", "phase", "preparing", "aside", "begun", "finished", "closed", "cpu", "stage",
-         "loud", "backend"}  # fmt: skip
-"""Kinds of lines that healthy jobs print, too: alone, they are no evidence of an end."""
-
 STAGE_LINES = 12
 """Lines after a stage of the start that still say that a text ends in it."""
 
 _TOLD_LINES = 400
 """Lines at the end of a text that are kept."""
-
-_EACH = ("aside", "begun", "finished")
-"""Kinds of lines of which each one counts."""
-
-_LATEST = ("calls", "preparing")
-"""Kinds of lines of which the last of each writer counts."""
-
-_ALWAYS = {"world", "exit", "setup", "calls", "usage", "nccl-retries", "nccl-result", "closed",
-           "container-start", "vllm-start"}  # fmt: skip
-"""Kinds and names of lines that count although a debugging or quoted log prints them."""
 
 _MAX_RECORD_BYTES = 1 << 14
 _MAX_STACK_BYTES = 1 << 16
@@ -68,13 +54,8 @@ _MAX_WORLD = 1 << 20
 _MAX_BROKEN = 5
 _LEAST_BROKEN = 60  # shorter lines were not broken by a terminal
 _NOISY = (b"NCCL", b"DEBUG", b"pyxis")
-_TIME = re.compile(
-    rb"[\dIWEF](?:(?<=\b\d)\d{3}[-/]|(?<=\D))(?P<mon>[01]\d)[-/]?(?P<day>[0-3]\d)[T_ ]"
-    rb"(?P<hour>[0-2]\d):(?P<minute>[0-5]\d):(?P<second>[0-5]\d(?:\.\d{1,9})?)"
-)
-"""``2026-01-31 12:00:00.5``, with other separators too, and glog's ``E0131 12:00:00.5``."""
-
 _HOW = patterns_beside(__package__, "read.toml")
+_KINDS: Mapping[str, list[str]] = table_beside(__package__, "read.toml")["kinds"]
 _RAW = byte_patterns_beside(__package__, "read_bytes.toml")
 _PLAIN = bytes((9, 10, *range(0x20, 0x7F)))
 """Bytes that need no cleaning."""
@@ -157,10 +138,10 @@ class Reader:
             keep = self._take(data, skip, before, shown, rank, is_last=False)
             self._time_at(data, keep, keep)
             first = _line_back(data, keep, _most_before()) if keep < len(data) else keep
-            before += len(_line_ends(data[:first]))
+            before += _num_lines(data[:first])
             rest, skip = data[first:], keep - first
         self._take(rest, skip, before, shown, rank, is_last=True)
-        number = before + len(_line_ends(rest)) + (bool(rest) and not rest.endswith(b"\n"))
+        number = before + _num_lines(rest) + (bool(rest) and not rest.endswith(b"\n"))
         self.lines_of[shown] = self.lines_of.get(shown, 0) + number
         if rank is not None:
             self.ranks.add(rank)
@@ -189,7 +170,7 @@ class Reader:
     ) -> int:
         """Read a block from ``skip`` on; returns where the next block must begin again."""
         seen = set[tuple[int, str]]()
-        line_ends = _line_ends(data)
+        line_ends: NDArray[np.int64] | None = None
         self._timed = 0
         if before == 0:
             self._tries.clear()
@@ -208,6 +189,7 @@ class Reader:
             if is_cut and start > skip:
                 return start
             seen.add((start, row.name))
+            line_ends = _line_ends(data) if line_ends is None else line_ends
             number = before + 1 + int(line_ends.searchsorted(start))
             if row.yields == "stack" and shown == self._dumped[0] and number < self._dumped[1]:
                 continue  # another thread of the process
@@ -248,8 +230,8 @@ class Reader:
         rank = _subject(fields, writer)
         writer = rank if fields.get("group") == DEFAULT_GROUPS[0] else writer
         key = (row.name, rank, *sorted(fields.items()))
-        key = (*key, number) if row.yields in _EACH else key
-        if row.yields in _LATEST:
+        key = (*key, number) if row.yields in _KINDS["each"] else key
+        if row.yields in _KINDS["latest"]:
             key = (row.name, fields.get("comm"), fields.get("process"), fields.get("own"))
         if key in self.events:
             self._again[key] = (shown, number)
@@ -281,7 +263,7 @@ class Reader:
             return False
         if known := self.events.get(key):  # the last one counts, but not bars of other ranks
             is_other = fields.get("percent") == "0" != known.fields.get("percent", "0")
-            return row.yields in ("phase", *_LATEST) and not is_other
+            return row.yields in ("phase", *_KINDS["latest"]) and not is_other
         if self._counts[key[:2]] >= MAX_OF_A_KIND or len(self.events) >= MAX_EVENTS:
             self._num_dropped += 1
             return False
@@ -346,7 +328,7 @@ class Reader:
 
 def _is_noise(near: bytes, row: Expression) -> bool:
     """Whether a line is that of a debugging or quoted log, whose errors are none."""
-    if not any(word in near for word in _NOISY) or _ALWAYS & {row.yields, row.name}:
+    if not any(word in near for word in _NOISY) or {row.yields, row.name} & {*_KINDS["always"]}:
         return False
     return _HOW["noise"].search(cleaned(near)) is not None
 
@@ -401,7 +383,7 @@ def _fields(data: bytes, start: int, at: int, end: int, row: Expression) -> dict
 
 def _time_of(data: bytes) -> float | None:
     """The last time in a text, as seconds that ascend within a year."""
-    last = next(iter(deque(_TIME.finditer(data), maxlen=1)), None)
+    last = next(iter(deque(_RAW["time"].finditer(data), maxlen=1)), None)
     if last is None:
         return None
     month, day, hour, minute = (int(last[name]) for name in ("mon", "day", "hour", "minute"))
@@ -464,6 +446,10 @@ def _line_ends(data: bytes) -> NDArray[np.int64]:
     return ends[text[ends - 1] != INNER[0]] if INNER in data else ends
 
 
+def _num_lines(data: bytes) -> int:
+    return data.count(b"\n") - data.count(INNER + b"\n")
+
+
 def _line_forward(data: bytes, end: int, count: int) -> int:
     """End of the line ``count`` lines after the one that ends at ``end``, or of what is read."""
     following = data[end + 1 : end + 1 + _MAX_RECORD_BYTES].split(b"\n", count)
@@ -523,7 +509,7 @@ def kinds_in(data: bytes) -> set[str]:
     """What the lines of a part of a file are about, without what healthy jobs print, too."""
     reader = Reader()
     reader.take_blocks([data], "", None)
-    kinds = {event.yields for event in reader.events.values()} - QUIET
+    kinds = {event.yields for event in reader.events.values()} - {*_KINDS["quiet"]}
     last = reader.lines_of.get("", 0) - STAGE_LINES
     at_end = ("stage", "preparing")
     ended = (e for e in reader.result([]).events if max(e.line, e.again) >= last)

@@ -8,13 +8,11 @@ Progress bars of programs that print no times::
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from functools import lru_cache
 from statistics import median
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from distprof.escape import plain
 from distprof.ingest.training_logs.grammar import (
@@ -30,17 +28,13 @@ from distprof.ingest.training_logs.grammar import (
 
 _PATTERNS = byte_patterns("trainers.toml")
 _MAX_BARS = 100
-_MANY_BARS = 2_000
+_MANY_BARS = 1_000
 _MAX_SPANS = 100_000
 _MAX_RATES = 1_000
 _MIN_STEPS = 20
 
 _MIN_SECONDS = 50
 """Bars show whole seconds: over this span, a mean is accurate to 2 %."""
-
-_NUM_WORDS = 8
-_MASKS = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
-"""Of a word of eight bytes, its first bytes."""
 
 _MIN_SPAN, _FEWEST_SECONDS = 3, 10
 """Of a bar that shows less than that: over this span, a mean is accurate to 10 %."""
@@ -160,38 +154,19 @@ def _label(before: bytes) -> tuple[bytes, bool, bool, bool]:
     return b"" if is_plain else label, is_plain, is_of_training, is_of_epochs
 
 
-def _bars(block: bytes) -> Iterator[int]:
-    """Where lines begin that may be bars; of many bars, the first and last within ten seconds."""
+def _bars(block: bytes) -> list[int]:
+    """Where lines begin that may be bars; of very many in a block, some from its start to its end.
+
+    Means over long spans hardly differ between all bars and some of them.
+    """
     text = np.frombuffer(block, np.uint8)
     ends = 3 + np.flatnonzero(text[3:] == ord("<"))
     ends = ends[(text[ends - 3] == ord(":")) & (text[ends - 1] - ord("0") < 10)]
     breaks = np.flatnonzero(text == ord("\n"))
-    line = np.searchsorted(breaks, ends)
-    begins = np.append(0, breaks + 1)[line]
-    if len(ends) > _MANY_BARS:
-        percents, totals = (np.append(np.flatnonzero(text == ord(sign)), 0) for sign in "%/")
-        percents = percents[np.searchsorted(percents[:-1], begins)]
-        totals = totals[np.searchsorted(totals[:-1], ends) - 1]
-        words = np.ndarray(len(block), "<u8", block + bytes(8), strides=(1,))
-        again = _repeats(words, begins, percents) & _repeats(words, totals, ends - 1)
-        again &= (np.diff(line, prepend=-1) != 0) & (np.diff(line, append=-1) != 0)
-        begins = begins[~again | ~np.append(again[1:], False)]
-    return iter(np.unique(begins).tolist())
-
-
-def _repeats(
-    words: NDArray[np.uint64], begins: NDArray[np.int64], ends: NDArray[np.int64]
-) -> NDArray[np.bool_]:
-    """Whether each part of a text, given by its words at each byte, repeats the part before it."""
-    sizes = ends - begins
-    same: NDArray[np.bool_] = (
-        (np.diff(sizes, prepend=-1) == 0) & (sizes >= 0) & (sizes <= 8 * _NUM_WORDS)
-    )
-    for done in range(0, int(sizes[same].max(initial=0)), 8):
-        part = words[np.minimum(begins + done, len(words) - 1)]
-        part &= _MASKS[np.clip(sizes - done, 0, 8)]
-        same &= np.diff(part, prepend=0) == 0
-    return same
+    begins = np.append(0, breaks + 1)[np.unique(np.searchsorted(breaks, ends))]
+    if len(begins) > _MANY_BARS:
+        begins = begins[np.linspace(0, len(begins) - 1, _MANY_BARS).astype(np.int64)]
+    return [*map(int, begins)]
 
 
 def _seconds(bar: _Bar) -> int:
@@ -242,9 +217,10 @@ def compare(grammar: Grammar, bars: BarGrammar) -> None:
     """Take the time of an iteration from the progress bar, if it is far above what is printed."""
     shown = [row.duration_ns or 0 for row in bars.rows]
     least = _FAR_BELOW if isinstance(grammar, LightningGrammar) else _ROUNDED
-    for index, row in enumerate(grammar.rows if shown else ()):
-        if (row.duration_ns or 0) < least * median(shown):
-            grammar.rows[index] = row._replace(duration_ns=round(median(shown)))
+    usual = median(shown) if shown else 0.0
+    for index, row in enumerate(grammar.rows):
+        if (row.duration_ns or 0) < least * usual:
+            grammar.rows[index] = row._replace(duration_ns=round(usual))
 
 
 class LightningGrammar(Grammar):
