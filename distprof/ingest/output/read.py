@@ -134,14 +134,14 @@ class Reader:
         skip = 0
         for block in blocks:
             data = rest + block if rest else block
-            end = (end + block)[-_END:]
+            end = (end + block[-_END:])[-_END:]
             keep = self._take(data, skip, before, shown, rank, is_last=False)
             self._time_at(data, keep, keep)
             first = _line_back(data, keep, _most_before()) if keep < len(data) else keep
-            before += _num_lines(data[:first])
+            before += len(_line_ends(data[:first]))
             rest, skip = data[first:], keep - first
         self._take(rest, skip, before, shown, rank, is_last=True)
-        number = before + _num_lines(rest) + (bool(rest) and not rest.endswith(b"\n"))
+        number = before + len(_line_ends(rest)) + (bool(rest) and not rest.endswith(b"\n"))
         self.lines_of[shown] = self.lines_of.get(shown, 0) + number
         if rank is not None:
             self.ranks.add(rank)
@@ -444,10 +444,6 @@ def _line_ends(data: bytes) -> NDArray[np.int64]:
     text = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(text == _LINE_END)
     return ends[text[ends - 1] != INNER[0]] if INNER in data else ends
-
-
-def _num_lines(data: bytes) -> int:
-    return data.count(b"\n") - data.count(INNER + b"\n")
 
 
 def _line_forward(data: bytes, end: int, count: int) -> int:
