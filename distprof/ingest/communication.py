@@ -21,26 +21,10 @@ from distprof.config import CommunicationConfig, NamePattern, parse_communicatio
 from distprof.schema import Coded
 from distprof.terms import CollectiveKind
 
-# Upstream words, letters only, in search order: a longer word comes before a shorter one that it
-# contains.
-_WORDS: tuple[tuple[str, CollectiveKind], ...] = (
-    ("reducescatter", CollectiveKind.REDUCE_SCATTER),
-    ("allreduce", CollectiveKind.ALL_REDUCE),
-    ("allgather", CollectiveKind.ALL_GATHER),
-    ("alltoall", CollectiveKind.ALL_TO_ALL),
-    ("broadcast", CollectiveKind.BROADCAST),
-    ("barrier", CollectiveKind.BARRIER),
-    ("sendrecv", CollectiveKind.SEND_RECV),
-    ("pushsend", CollectiveKind.SEND),
-    ("pushrecv", CollectiveKind.RECV),
-    ("pointtopoint", CollectiveKind.SEND_RECV),
-    ("recv", CollectiveKind.RECV),
-    ("receive", CollectiveKind.RECV),
-    ("send", CollectiveKind.SEND),
-    ("gather", CollectiveKind.GATHER),
-    ("scatter", CollectiveKind.SCATTER),
-    ("reduce", CollectiveKind.REDUCE),
-)
+_WORDS = {
+    word: CollectiveKind[kind.upper()]
+    for word, kind in table_beside(__package__, "collective_words.toml")["words"].items()
+}
 _NOT_LETTERS = re.compile(r"[^a-z]+")
 _END_OF_NAME = re.compile(r"[(<]")
 _WAITS = frozenset(("wait", "init", "end", "start", "shutdown"))
@@ -63,7 +47,7 @@ def collective_kind(text: str) -> CollectiveKind:
     """The kind behind an upstream spelling, as ``_allgather_base``; UNKNOWN if it names none."""
     name = _END_OF_NAME.split(text.replace("(anonymous namespace)", ""), maxsplit=1)[0]
     letters = _NOT_LETTERS.sub("", name.lower())
-    return next((kind for word, kind in _WORDS if word in letters), CollectiveKind.UNKNOWN)
+    return next((kind for word, kind in _WORDS.items() if word in letters), CollectiveKind.UNKNOWN)
 
 
 def is_wait(collective: str) -> bool:

@@ -123,7 +123,8 @@ class Signs(Generic[R]):
         # Bit n: the word may be n bytes behind the first of a sign's seven bytes.
         self._words = np.zeros(1 << _BITS, np.uint8)
         self._parts = np.zeros(1 << _BITS, np.bool_)
-        self._of_part: dict[bytes, list[tuple[int, int, bytes, R]]] = {}
+        # Where each sign begins before its part, and the rows that it is a sign of.
+        self._of_part: dict[bytes, dict[bytes, tuple[int, list[tuple[int, R]]]]] = {}
         signs = ((text.encode(), row) for row in rows for text in row.signs)
         for number, (sign, row) in enumerate(signs):
             self._add(number, sign, row)
@@ -134,7 +135,7 @@ class Signs(Generic[R]):
         words = np.ndarray(4, "<u4", part, strides=(1,))
         np.bitwise_or.at(self._words, _hashes(words), 1 << np.arange(4, dtype=np.uint8))
         self._parts[_hashes(words[:1], words[3:])] = True
-        self._of_part.setdefault(part, []).append((number, start, sign, row))
+        self._of_part.setdefault(part, {}).setdefault(sign, (start, []))[1].append((number, row))
 
     def find(self, block: bytes) -> Iterator[tuple[int, R]]:
         """Position of each sign in a block and its row: by aligned word, then as in the table."""
@@ -148,16 +149,17 @@ class Signs(Generic[R]):
         places = places[(places >= 0) & (places <= len(block) - SHORTEST_SIGN)]
         places = places[self._parts.take(_hashes(words[places], words[places + 3]))]
         found = [
-            ((place + 3) // 4, number, place - start, sign, row)
+            ((place + 3) // 4, number, place - start, row)
             for place in places.tolist()
-            for number, start, sign, row in self._of_part.get(
-                block[place : place + SHORTEST_SIGN], ()
-            )
+            for sign, (start, rows) in self._of_part.get(
+                block[place : place + SHORTEST_SIGN], {}
+            ).items()
+            if place >= start and block.startswith(sign, place - start)
+            for number, row in rows
         ]
         found.sort(key=itemgetter(0, 1))
-        for _, _, at, sign, row in found:
-            if at >= 0 and block.startswith(sign, at):
-                yield at, row
+        for _, _, at, row in found:
+            yield at, row
 
 
 def _hashes(first: NDArray[np.uint32], second: NDArray[np.uint32] | int = 0) -> NDArray[np.uint32]:

@@ -16,7 +16,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from distprof.bounds import byte_patterns_beside, patterns_beside
+from distprof.bounds import byte_patterns_beside, patterns_beside, table_beside
 from distprof.ingest.files import DAMAGE, INNER, Blocks, opened
 from distprof.ingest.output.expressions import Expression, expressions, signs
 from distprof.ingest.output.stacks import headed, listed_stacks, stacks_in
@@ -32,25 +32,11 @@ MAX_TEXT = 300
 _END = 1 << 16
 """Bytes at the end of a file of which the last line of each rank is kept."""
 
-QUIET = {"warning", "phase", "preparing", "aside", "begun", "finished", "closed", "cpu", "stage",
-         "loud", "backend"}  # fmt: skip
-"""Kinds of lines that healthy jobs print, too: alone, they are no evidence of an end."""
-
 STAGE_LINES = 12
 """Lines after a stage of the start that still say that a text ends in it."""
 
 _TOLD_LINES = 400
 """Lines at the end of a text that are kept."""
-
-_EACH = ("aside", "begun", "finished")
-"""Kinds of lines of which each one counts."""
-
-_LATEST = ("calls", "preparing")
-"""Kinds of lines of which the last of each writer counts."""
-
-_ALWAYS = {"world", "exit", "setup", "calls", "usage", "nccl-retries", "nccl-result", "closed",
-           "container-start", "vllm-start"}  # fmt: skip
-"""Kinds and names of lines that count although a debugging or quoted log prints them."""
 
 _MAX_RECORD_BYTES = 1 << 14
 _MAX_STACK_BYTES = 1 << 16
@@ -67,13 +53,8 @@ _BEFORE_SIGN = 600
 _MAX_WORLD = 1 << 20
 _MAX_BROKEN = 5
 _LEAST_BROKEN = 60  # shorter lines were not broken by a terminal
-_TIME = re.compile(
-    rb"[\dIWEF](?:(?<=\b\d)\d{3}[-/]|(?<=\D))(?P<mon>[01]\d)[-/]?(?P<day>[0-3]\d)[T_ ]"
-    rb"(?P<hour>[0-2]\d):(?P<minute>[0-5]\d):(?P<second>[0-5]\d(?:\.\d{1,9})?)"
-)
-"""``2026-01-31 12:00:00.5``, with other separators too, and glog's ``E0131 12:00:00.5``."""
-
 _HOW = patterns_beside(__package__, "read.toml")
+_KINDS: Mapping[str, list[str]] = table_beside(__package__, "read.toml")["kinds"]
 _RAW = byte_patterns_beside(__package__, "read_bytes.toml")
 _PLAIN = bytes((9, 10, *range(0x20, 0x7F)))
 """Bytes that need no cleaning."""
@@ -82,11 +63,18 @@ _REST_OF_CHARACTER = bytes(range(0x80, 0xC0))
 """Bytes of UTF-8 that begin no character: text is cut at bytes."""
 
 
-@lru_cache(256)  # several expressions read the same lines
 def prefix_rank(line: str) -> int | None:
     """The rank that a launcher put before a line; None if there is none."""
-    found = _HOW["prefix"].match(line[:200])
-    return int(next(group for group in found.groups() if group)) if found else None
+    return _prefix(line[:200])[0]
+
+
+@lru_cache(1024)  # several expressions read the same lines
+def _prefix(line: str) -> tuple[int | None, int]:
+    """The rank before a line, and where the line begins behind it."""
+    found = _HOW["prefix"].match(line)
+    if found is None:
+        return None, 0
+    return int(next(group for group in found.groups() if group)), found.end()
 
 
 def cleaned(raw: bytes) -> str:
@@ -145,7 +133,7 @@ class Reader:
         skip = 0
         for block in blocks:
             data = rest + block if rest else block
-            end = (end + block)[-_END:]
+            end = (end + block[-_END:])[-_END:]
             keep = self._take(data, skip, before, shown, rank, is_last=False)
             self._time_at(data, keep, keep)
             first = _line_back(data, keep, _most_before()) if keep < len(data) else keep
@@ -171,18 +159,17 @@ class Reader:
             shortened = (cleaned(line.rstrip(b"\r").rpartition(b"\r")[2]) for line in lines)
             self.ends[shown] = tuple(line.rstrip()[:MAX_TEXT] for line in shortened)
         for line in cleaned(end.replace(b"\r", b"\n")).split("\n"):
-            writer = prefix_rank(line)
-            text = line if writer is None else _HOW["prefix"].sub("", line, count=1)
-            writer = rank if writer is None else writer
-            if writer is not None and text.strip():
-                self.last_lines[writer] = text.strip()[:MAX_TEXT]
+            by_prefix, start = _prefix(line[:200])
+            writer = rank if by_prefix is None else by_prefix
+            if writer is not None and (text := line[start:].strip()):
+                self.last_lines[writer] = text[:MAX_TEXT]
 
     def _take(
         self, data: bytes, skip: int, before: int, shown: str, rank: int | None, *, is_last: bool
     ) -> int:
         """Read a block from ``skip`` on; returns where the next block must begin again."""
         seen = set[tuple[int, str]]()
-        line_ends = _line_ends(data)
+        line_ends: NDArray[np.int64] | None = None
         self._timed = 0
         if before == 0:
             self._tries.clear()
@@ -201,7 +188,8 @@ class Reader:
             if is_cut and start > skip:
                 return start
             seen.add((start, row.name))
-            number = before + 1 + int(np.searchsorted(line_ends, start))
+            line_ends = _line_ends(data) if line_ends is None else line_ends
+            number = before + 1 + int(line_ends.searchsorted(start))
             if row.yields == "stack" and shown == self._dumped[0] and number < self._dumped[1]:
                 continue  # another thread of the process
             self._tries[row.name] += 1
@@ -234,16 +222,15 @@ class Reader:
         fields = _fields(data, start, at, end, row)
         if fields is None:
             return
-        near = cleaned(data[max(start, at - _BEFORE_SIGN) : end])
-        if _HOW["noise"].search(near) and not _ALWAYS & {row.yields, row.name}:
+        if _is_noise(data[max(start, at - _BEFORE_SIGN) : end], row):
             return
         by_prefix = _prefixed(data, start, at, end, row)
         writer = rank if by_prefix is None else by_prefix
         rank = _subject(fields, writer)
         writer = rank if fields.get("group") == DEFAULT_GROUPS[0] else writer
         key = (row.name, rank, *sorted(fields.items()))
-        key = (*key, number) if row.yields in _EACH else key
-        if row.yields in _LATEST:
+        key = (*key, number) if row.yields in _KINDS["each"] else key
+        if row.yields in _KINDS["latest"]:
             key = (row.name, fields.get("comm"), fields.get("process"), fields.get("own"))
         if key in self.events:
             self._again[key] = (shown, number)
@@ -275,7 +262,7 @@ class Reader:
             return False
         if known := self.events.get(key):  # the last one counts, but not bars of other ranks
             is_other = fields.get("percent") == "0" != known.fields.get("percent", "0")
-            return row.yields in ("phase", *_LATEST) and not is_other
+            return row.yields in ("phase", *_KINDS["latest"]) and not is_other
         if self._counts[key[:2]] >= MAX_OF_A_KIND or len(self.events) >= MAX_EVENTS:
             self._num_dropped += 1
             return False
@@ -338,6 +325,14 @@ class Reader:
         return replace(event, again=number) if shown == event.file else event
 
 
+def _is_noise(near: bytes, row: Expression) -> bool:
+    """Whether a line is that of a debugging or quoted log, whose errors are none."""
+    may_be = b"NCCL" in near or b"DEBUG" in near or b"pyxis" in near
+    if not may_be or {row.yields, row.name} & {*_KINDS["always"]}:
+        return False
+    return _HOW["noise"].search(cleaned(near)) is not None
+
+
 def _prefixed(data: bytes, start: int, at: int, end: int, row: Expression) -> int | None:
     """The rank that a launcher put before a line; None without one."""
     rank = prefix_rank(cleaned(data[start : min(start + 200, end)]))
@@ -388,7 +383,7 @@ def _fields(data: bytes, start: int, at: int, end: int, row: Expression) -> dict
 
 def _time_of(data: bytes) -> float | None:
     """The last time in a text, as seconds that ascend within a year."""
-    last = next(iter(deque(_TIME.finditer(data), maxlen=1)), None)
+    last = next(iter(deque(_RAW["time"].finditer(data), maxlen=1)), None)
     if last is None:
         return None
     month, day, hour, minute = (int(last[name]) for name in ("mon", "day", "hour", "minute"))
@@ -452,13 +447,9 @@ def _line_ends(data: bytes) -> NDArray[np.int64]:
 
 
 def _line_forward(data: bytes, end: int, count: int) -> int:
-    """End of the line ``count`` lines after the one that ends at ``end``."""
-    for _ in range(count):
-        if end >= len(data):
-            break
-        following = data.find(b"\n", end + 1)
-        end = len(data) if following < 0 else following
-    return end
+    """End of the line ``count`` lines after the one that ends at ``end``, or of what is read."""
+    following = data[end + 1 : end + 1 + _MAX_RECORD_BYTES].split(b"\n", count)
+    return end + sum(map(len, following[:count])) + min(count, len(following))
 
 
 def _start_of_wrapped(data: bytes, start: int) -> int:
@@ -500,22 +491,21 @@ def _without_prefixes(text: str, own: int | None, before: str) -> str:
             found = (timed.match(line) for line in lines[1:])
             own_lines = [one.string[one.end() :] for one in found if one is not None]
             return "\n".join((lines[0][len(before) :], *own_lines))
-    ranks = [prefix_rank(line) for line in lines]
-    if not any(rank is not None for rank in ranks):
+    prefixes = [_prefix(line[:200]) for line in lines]
+    if not any(end for _, end in prefixes):
         return text
-    kept = [
-        line
-        for line, rank in zip(lines, ranks, strict=True)
+    return "\n".join(
+        line[end:]
+        for line, (rank, end) in zip(lines, prefixes, strict=True)
         if rank == own or (rank is None and line is lines[0])
-    ]
-    return "\n".join(_HOW["prefix"].sub("", line, count=1) for line in kept)
+    )
 
 
 def kinds_in(data: bytes) -> set[str]:
     """What the lines of a part of a file are about, without what healthy jobs print, too."""
     reader = Reader()
     reader.take_blocks([data], "", None)
-    kinds = {event.yields for event in reader.events.values()} - QUIET
+    kinds = {event.yields for event in reader.events.values()} - {*_KINDS["quiet"]}
     last = reader.lines_of.get("", 0) - STAGE_LINES
     at_end = ("stage", "preparing")
     ended = (e for e in reader.result([]).events if max(e.line, e.again) >= last)

@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 import re
 from array import array
+from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
@@ -176,21 +178,23 @@ def s_to_ns(value: float | None) -> int | None:
 
 def stamp_s(text: bytes) -> float | None:
     """The last date and time in a text as seconds since 1970, ignoring time zones."""
-    stamps = list(_STAMP.finditer(text))
-    if not stamps:
+    found = next(iter(deque(_STAMP.finditer(text), maxlen=1)), None)
+    if found is None:
         return None
-    found = stamps[-1]
-    year, month, day, hour, minute, second = (
-        int(part or _SOME_YEAR) for part in found.groups()[:6]
-    )
-    if found[8]:
-        hour = hour % 12 + 12 * (found[8] == b"P")
+    whole = _moment_s(*found.group(1, 2, 3, 4, 5, 6, 8))
+    return None if whole is None else whole + (float(b"0." + found[7]) if found[7] else 0.0)
+
+
+@lru_cache(64)  # ranks report the same iteration within a second
+def _moment_s(*parts: bytes | None) -> float | None:
+    year, month, day, hour, minute, second = (int(part or _SOME_YEAR) for part in parts[:6])
+    if parts[6]:
+        hour = hour % 12 + 12 * (parts[6] == b"P")
     try:
         moment = datetime(year, month, day, hour, minute, second)
     except ValueError:
         return None
-    fraction = float(b"0." + found[7]) if found[7] else 0.0
-    return (moment - datetime(1970, 1, 1)).total_seconds() + fraction
+    return (moment - datetime(1970, 1, 1)).total_seconds()
 
 
 LEAST_EVALUATION = 0.1

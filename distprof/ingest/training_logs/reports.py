@@ -190,13 +190,15 @@ class ReportGrammar(Grammar):
             values["per_s"] /= 1 - share
             self.notes += [evaluation_note(share)] if share >= LEAST_EVALUATION else []
         last = self.rows[-1] if self.rows else None
-        numbers = [row.iteration for row in self.rows[-2:] if row.iteration is not None]
-        is_apart = len(numbers) > 1 and numbers[1] > numbers[0] + 1
-        if wording.means and values.get("iteration", math.inf) <= 1 and is_apart:
-            return  # the means of the reports that follow hold the first iteration of an epoch
-        is_next = last and last.iteration is not None and _number(values) == last.iteration + 1
-        means = {} if is_next else _values(wording.means, record)
-        values |= {name: value for name, value in means.items() if name in values}
+        means: dict[str, float] = {}
+        if wording.means:
+            numbers = [row.iteration for row in self.rows[-2:] if row.iteration is not None]
+            is_apart = len(numbers) > 1 and numbers[1] > numbers[0] + 1
+            if values.get("iteration", math.inf) <= 1 and is_apart:
+                return  # the means of the reports that follow hold the first of an epoch
+            is_next = last and last.iteration is not None and _number(values) == last.iteration + 1
+            means = {} if is_next else _values(wording.means, record)
+            values |= {name: value for name, value in means.items() if name in values}
         if values.get("rate", 0.0) > 0 and len(self.rates) < _MAX_RATES:
             self.rates.append(values["rate"])
         mfu = values.get("mfu_percent", 0.0) / 100 or values.get("mfu", 0.0)
@@ -220,16 +222,9 @@ class ReportGrammar(Grammar):
         if wording.note and wording.note not in self.notes:
             self.notes.append(wording.note)
         self._is_rate_alone = ns is None and self._is_rate_alone is None
-        self.add(
-            Row(
-                iteration=number,
-                duration_ns=ns,
-                span=span,
-                rank=rank,
-                at_s=stamp,
-                **{name: values.get(name) for name in RATES},
-            )
-        )
+        self.add(Row._make((number, ns, span, *map(values.get, RATES), rank, stamp)))
+        if not (wording.timers or wording.sums or means):
+            return
         of_epoch = {name: value for name, value in means.items() if name in wording.timers}
         found = _values(wording.timers, record) | of_epoch
         if last and last.iteration is not None and number is not None:
@@ -291,17 +286,22 @@ class Reports:
     def __init__(self) -> None:
         programs = dict.fromkeys(row.program for row in wordings())
         self.grammars = {name: ReportGrammar(name=name) for name in programs}
+        self._signs = _signs()
 
     def take(self, block: bytes) -> None:
         """Read a block of whole lines."""
         if b"\x1b" in block:
             block = _ESCAPES.sub(b"", block)
-        for start, end, wording in _lines(block):
+        full = {name for name, grammar in self.grammars.items() if grammar.is_full}
+        for start, end, wording in _lines(block, self._signs):
             grammar = self.grammars[wording.program]
             line = None if grammar.is_full else _compiled(wording.line).match(block, start, end)
             if line is not None:
                 record = block[_first(block, start, wording) : _last(block, end, wording)]
                 grammar.take_record(wording, record, line)
+        if any(grammar.is_full and name not in full for name, grammar in self.grammars.items()):
+            rows = wordings()
+            self._signs = Signs(tuple(r for r in rows if not self.grammars[r.program].is_full))
 
 
 def _phases(wording: Wording, record: bytes, line: re.Match[bytes]) -> dict[str, int]:
@@ -318,10 +318,10 @@ def _phases(wording: Wording, record: bytes, line: re.Match[bytes]) -> dict[str,
     return found
 
 
-def _lines(block: bytes) -> Iterator[tuple[int, int, Wording]]:
+def _lines(block: bytes, signs: Signs[Wording]) -> Iterator[tuple[int, int, Wording]]:
     """Start and end of each line with a sign, once for each wording."""
     seen: dict[str, int] = {}
-    for at, wording in _signs().find(block):
+    for at, wording in signs.find(block):
         if at < seen.get(wording.line, -1):
             continue
         start, end = line_around(block, at, _MAX_LINE)
@@ -363,13 +363,14 @@ def _value(text: bytes | None) -> float | None:
     """A number with thousands separators, as ``1.23K``, or in s as ``9.1 ms`` or ``1:02:03``."""
     if not text:
         return None
+    if (number := to_float(text)) is not None:
+        return number
     if clock := _CLOCK.fullmatch(text):
         parts = zip(clock.groups(b"0"), (86_400, 3_600, 60, 1), strict=True)
         return float(sum(int(part or 0) * seconds for part, seconds in parts))
     suffix = _SUFFIX.search(text)
-    value, factor = (text[: suffix.start()], _MULTIPLES[suffix[1]]) if suffix else (text, 1.0)
-    number = to_float(value)
-    return None if number is None else number * factor
+    number = to_float(text[: suffix.start()]) if suffix else None
+    return None if number is None or suffix is None else number * _MULTIPLES[suffix[1]]
 
 
 def _number(values: Mapping[str, float]) -> float | None:

@@ -8,6 +8,7 @@ Progress bars of programs that print no times::
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from statistics import median
 
 import msgspec
@@ -27,6 +28,7 @@ from distprof.ingest.training_logs.grammar import (
 
 _PATTERNS = byte_patterns("trainers.toml")
 _MAX_BARS = 100
+_MANY_BARS = 1_000
 _MAX_SPANS = 100_000
 _MAX_RATES = 1_000
 _MIN_STEPS = 20
@@ -69,10 +71,7 @@ class BarGrammar(Grammar):
     """The longest-running bar of a training; others are downloads, maps, evaluations."""
 
     name: str = "a progress bar"
-    signs: tuple[bytes, ...] = (
-        *b"s/it it/s /batch batch/s /step step/s s/ba ba/s s/epoch epoch/s".split(),
-        b"/? [",
-    )
+    signs: tuple[bytes, ...] = (b"<",)
     _num_rows: int = 0  # of all bars
     _bars: tuple[dict[tuple[bytes, int], _Bar], ...] | None = None  # with a name; without
     _paused_s: float = 0.0  # evaluations between bars
@@ -80,22 +79,20 @@ class BarGrammar(Grammar):
     def take(self, block: bytes) -> None:
         """Follow each bar."""
         self._bars = self._bars or ({}, {})
-        end = len(block) if not any(self._bars) else 0
-        for match in _PATTERNS["bar"].finditer(block):
-            pauses = _PATTERNS["evaluation"].findall(block, end, match.start())
+        shown = [match for at in _bars(block) if (match := _PATTERNS["bar"].match(block, at))]
+        if shown and b"'eval_runtime'" in block:
+            start = 0 if any(self._bars) else shown[0].end()
+            pauses = _PATTERNS["evaluation"].findall(block, start, shown[-1].start())
             self._paused_s += sum(to_float(pause) or 0.0 for pause in pauses)
-            end = match.end()
+        for match in shown:
             before, step, total, hours, minutes, seconds, rate, unit = match.groups(b"")
             total = total if total.isdigit() else b"%d" % MAX_COUNT
-            label = before.strip()
-            is_of_training = bool(_PATTERNS["of_training"].search(before.rstrip()))
-            is_plain = is_of_training or label == b":" or not label.endswith(b":")
-            is_plain |= bool(_PATTERNS["metric"].search(label))
-            is_of_epochs = b"epoch" in unit or bool(_PATTERNS["of_epochs"].search(label))
-            second = int(hours or 0) * 3600 + int(minutes) * 60 + int(seconds)
+            name, is_plain, is_of_training, is_of_epochs = _label(before)
+            is_of_epochs |= b"epoch" in unit
             if int(total) < (_MIN_SPAN if is_of_training or is_of_epochs else _MIN_STEPS):
                 continue
-            bars, name = self._bars[is_plain], b"" if is_plain else label
+            second = int(hours or 0) * 3600 + int(minutes) * 60 + int(seconds)
+            bars = self._bars[is_plain]
             bar = bars.get((name, int(total)))
             if bar is None and len(bars) >= _MAX_BARS:
                 continue
@@ -163,6 +160,32 @@ class BarGrammar(Grammar):
         )
 
 
+@lru_cache(256)
+def _label(before: bytes) -> tuple[bytes, bool, bool, bool]:
+    """The name of a bar, or none; whether it is that of a training, of iterations, of epochs."""
+    label = before.strip()
+    is_of_training = bool(_PATTERNS["of_training"].search(before.rstrip()))
+    is_plain = is_of_training or label == b":" or not label.endswith(b":")
+    is_plain |= bool(_PATTERNS["metric"].search(label))
+    is_of_epochs = bool(_PATTERNS["of_epochs"].search(label))
+    return b"" if is_plain else label, is_plain, is_of_training, is_of_epochs
+
+
+def _bars(block: bytes) -> list[int]:
+    """Where lines begin that may be bars; of very many in a block, some from its start to its end.
+
+    Means over long spans hardly differ between all bars and some of them.
+    """
+    text = np.frombuffer(block, np.uint8)
+    ends = 3 + np.flatnonzero(text[3:] == ord("<"))
+    ends = ends[(text[ends - 3] == ord(":")) & (text[ends - 1] - ord("0") < 10)]
+    breaks = np.flatnonzero(text == ord("\n"))
+    begins = np.append(0, breaks + 1)[np.unique(np.searchsorted(breaks, ends))]
+    if len(begins) > _MANY_BARS:
+        begins = begins[np.linspace(0, len(begins) - 1, _MANY_BARS).astype(np.int64)]
+    return [*map(int, begins)]
+
+
 def _seconds(bar: _Bar) -> int:
     return bar.last_second - bar.first_second
 
@@ -227,9 +250,10 @@ def compare(grammar: Grammar, bars: BarGrammar) -> None:
     """Take the time of an iteration from the progress bar, if it is far above what is printed."""
     shown = [row.duration_ns or 0 for row in bars.rows[1:] or bars.rows]
     least = _FAR_BELOW if isinstance(grammar, LightningGrammar) else _ROUNDED
-    for index, row in enumerate(grammar.rows if shown else ()):
-        if (row.duration_ns or 0) < least * median(shown):
-            grammar.rows[index] = row._replace(duration_ns=round(median(shown)))
+    usual = median(shown) if shown else 0.0
+    for index, row in enumerate(grammar.rows):
+        if (row.duration_ns or 0) < least * usual:
+            grammar.rows[index] = row._replace(duration_ns=round(usual))
 
 
 class LightningGrammar(Grammar):

@@ -353,6 +353,21 @@ def test_absurd_numbers_of_steps_are_not_known(tmp_path):
     assert read(tmp_path, text).iteration.tolist() == [ABSENT]
 
 
+@pytest.mark.parametrize("num_ranks", [1, 8], ids=["few bars", "very many bars"])
+def test_bars_of_all_ranks_tell_the_same_as_those_of_one(tmp_path, num_ranks):
+    path, bars, total = tmp_path / "log.txt", [], 3_000
+    for step in range(1, total + 1):
+        second = step * 7 // 5 + (step > 2_000) * (step - 2_000)  # then the training slows down
+        shown = f"{second // 3600}:{second // 60 % 60:02}:{second % 60:02}"
+        bars += [f"{step // 30:3}%|#  | {step}/{total} [{shown}<1:00:00, 1.40s/it]"] * num_ranks
+        bars += [f" 50%|#  | {step % 30}/60 [00:{step % 60:02}<00:20, 2.00it/s]"] * (step % 9 == 0)
+    path.write_text("\r".join(bars) + "\n")
+    log = read_training_log(str(path))
+    assert log.iteration[-1] > 2_900
+    assert np.median(log.duration_ns) == pytest.approx(1.4e9, rel=0.02)
+    assert log.duration_ns[-1] == pytest.approx(2.4e9, rel=0.02)
+
+
 def test_nemos_bar_prints_a_step_again(tmp_path):
     text = "".join(BAR.format(n=n) * 3 for n in range(1, 4))
     assert read(tmp_path, text).iteration.tolist() == [1, 2, 3]
