@@ -197,13 +197,19 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     # False if no finding has a cost in time: the loss is memory, energy or model quality, or no
     # source has times for it.
     costs_time: bool = True
-    doc: Page  # The page, parsed from the docstring of the check.
+    text: str  # The page as its author wrote it: the docstring of the check.
+    shared: str = ""  # Sections that ``text`` may leave to a table beside the code.
     check: Check  # Function called with one result per type in ``needs``, then the limits.
 
     @property
     def subject(self) -> Subject:
         """The subject that the rule judges."""
         return next((need.subject for need in self.needs), Subject.RUN)
+
+    @property
+    def doc(self) -> Page:
+        """The page, parsed when it is read: an analysis reads none."""
+        return parse_page(self.text, self.shared)
 
     @property
     def summary(self) -> str:
@@ -264,7 +270,8 @@ def rule(
             needs=tuple(hints[needed] for needed in results),
             limits=limits,
             costs_time=costs_time,
-            doc=parse_page(check.__doc__ or "", page),
+            text=check.__doc__ or "",
+            shared=page,
             check=check,
         )
 
