@@ -198,7 +198,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     # source has times for it.
     costs_time: bool = True
     text: str  # The page as its author wrote it: the docstring of the check.
-    shared: str = ""  # Sections that ``text`` may leave to a table beside the code.
+    shared: str = ""  # Sections that ``text`` may leave out, as further Markdown.
     check: Check  # Function called with one result per type in ``needs``, then the limits.
 
     @property
