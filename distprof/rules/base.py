@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
@@ -31,6 +32,8 @@ HEADINGS = (
 
 EXAMPLES_FILE = Path(__file__).with_name("examples.json")
 """Rule code to the messages for its failing fixture; generated, like the pages."""
+
+_PAGES_FILE = "pages.toml"
 
 _EXAMPLE, _BEFORE_EXAMPLE = "Example", "How to fix"
 
@@ -197,8 +200,9 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     # False if no finding has a cost in time: the loss is memory, energy or model quality, or no
     # source has times for it.
     costs_time: bool = True
-    text: str  # The page as its author wrote it: the docstring of the check.
-    shared: str = ""  # Sections that ``text`` may leave out, as further Markdown.
+    text: str  # The page, or what it detects alone: the docstring of the check.
+    # Sections that ``text`` leaves out; empty if ``pages.toml`` next to the check has them.
+    shared: str = ""
     check: Check  # Function called with one result per type in ``needs``, then the limits.
 
     @property
@@ -209,7 +213,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def doc(self) -> Page:
         """The page, parsed when it is read: an analysis reads none."""
-        return parse_page(self.text, self.shared)
+        return parse_page(self.text, self.shared or _pages_of(self.check).get(self.code, ""))
 
     @property
     def summary(self) -> str:
@@ -251,8 +255,8 @@ def rule(
     """Turn a check function into a :class:`Rule`.
 
     The types of its parameters are the results that it needs; the last parameter is ``limits``. The
-    name of the rule is that of the function; its page is the docstring, with the sections of
-    ``page`` that it does not write itself.
+    name of the rule is that of the function; its page is the docstring, with the sections that it
+    does not write itself from ``page``, or else from ``pages.toml`` next to the function.
     """
 
     def decorate(check: Check) -> Rule:
@@ -276,6 +280,13 @@ def rule(
         )
 
     return decorate
+
+
+def _pages_of(check: Check) -> Mapping[str, str]:
+    """Pages by code next to a check, after what the checks themselves say; empty without any."""
+    if not Path(inspect.getfile(check)).with_name(_PAGES_FILE).is_file():
+        return {}
+    return table_beside(sys.modules[check.__module__].__package__ or "", _PAGES_FILE)
 
 
 def _limits_section(rule: Rule) -> str:

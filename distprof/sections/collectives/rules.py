@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-from distprof.bounds import table_beside
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
 from distprof.sections.capture import CaptureResult
 from distprof.sections.collectives import CollectiveClass, CollectivesResult
@@ -25,14 +24,10 @@ from distprof.sections.stragglers import StragglersResult
 from distprof.terms import Confidence, MeshAxis, Severity, StragglerPattern
 from distprof.units import format_bandwidth, format_bytes, format_duration, format_ratio
 
-PAGES: Mapping[str, str] = table_beside(__package__, "pages.toml")
-"""Rest of each rule's page, by its code."""
-
 
 @rule(
     "COM104",
     Severity.WARNING,
-    page=PAGES["COM104"],
     min_step_ratio=Limit(
         0.05, "share of the step for transfer that cannot overlap with computation"
     ),
@@ -89,7 +84,6 @@ def _speed(record: CollectiveClass) -> str:
 @rule(
     "COM107",
     Severity.WARNING,
-    page=PAGES["COM107"],
     busbw_ratio=Limit(0.7, "share of the expected bus bandwidth that is enough"),
     min_bytes=Limit(1_000_000, "size in bytes of the smallest collective to judge"),
     min_step_ratio=Limit(0.01, "share of the step that the excess transfer may take"),
@@ -141,7 +135,7 @@ def _saved_ns(record: CollectiveClass) -> int:
 _CPU_BACKEND = "gloo"
 
 
-@rule("COM124", Severity.WARNING, page=PAGES["COM124"])
+@rule("COM124", Severity.WARNING)
 def cpu_backend_on_gpus(
     efficiency: EfficiencyResult,
     capture: CaptureResult,
@@ -170,7 +164,6 @@ def cpu_backend_on_gpus(
 @rule(
     "COM103",
     Severity.WARNING,
-    page=PAGES["COM103"],
     min_step_ratio=Limit(0.03, "share of the step that unexplained waiting may take"),
     wait_over_transfer=Limit(1.0, "exposed wait over exposed transfer of a skew-bound class"),
 )
@@ -260,7 +253,6 @@ _MERGEABLE = ("all_reduce", "all_gather", "reduce_scatter")
 @rule(
     "COM105",
     Severity.WARNING,
-    page=PAGES["COM105"],
     small_bytes=Limit(500_000, "size in bytes below which latency dominates"),
     min_per_step=Limit(20, "small collectives per step that are normal"),
     min_step_ratio=Limit(0.02, "share of the step below which they are not reported"),

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from distprof.bounds import table_beside
 from distprof.escape import plain
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
 from distprof.sections.computation import ComputationResult, Region, Saves
@@ -21,9 +20,6 @@ from distprof.sections.table import counted
 from distprof.sections.time import ExposedCopies, WaterfallResult
 from distprof.terms import Confidence, Severity
 from distprof.units import fold_ranks, format_bytes, format_duration, format_ratio
-
-PAGES: Mapping[str, str] = table_beside(__package__, "pages.toml")
-"""Rest of each rule's page, by its code."""
 
 
 def measured_memory(efficiency: EfficiencyResult, memory: MemoryResult) -> tuple[DeviceMemory, ...]:
@@ -50,7 +46,6 @@ def sized_memory(efficiency: EfficiencyResult, memory: MemoryResult) -> tuple[De
 @rule(
     "MEM102",
     Severity.INFO,
-    page=PAGES["MEM102"],
     costs_time=False,
     reserved_ratio=Limit(0.45, "share of a GPU's memory below which twice as much fits"),
 )
@@ -89,7 +84,6 @@ _REPEATED = 1.5
 @rule(
     "MEM106",
     Severity.INFO,
-    page=PAGES["MEM106"],
     filled_ratio=Limit(0.85, "largest acceptable share of a GPU's memory for the whole state"),
     exposed_ratio=Limit(0.02, "largest acceptable share of exposed gathers in the step"),
 )
@@ -141,7 +135,6 @@ _WORTH_IT_RATIO = 0.1
 @rule(
     "MEM107",
     Severity.WARNING,
-    page=PAGES["MEM107"],
     computed_ratio=Limit(1.2, "computed FLOP over required FLOP (HFU over MFU)"),
     free_ratio=Limit(0.15, "share of the fullest GPU's memory that may be free"),
 )
@@ -259,7 +252,6 @@ MAX_NAMED = 3
 @rule(
     "MEM101",
     Severity.WARNING,
-    page=PAGES["MEM101"],
     exposed_copy_ratio=Limit(0.05, "largest acceptable share of exposed copies in the step"),
 )
 def memory_copy_bound(times: StepTimes, limits: Limits) -> Iterator[Draft]:
@@ -338,7 +330,6 @@ def _kind(row: ExposedCopies) -> str:
 @rule(
     "MEM103",
     Severity.WARNING,
-    page=PAGES["MEM103"],
     num_retries=Limit(1, "smallest number of retries of a rank in the second half of the steps"),
 )
 def allocator_retries(
@@ -376,7 +367,6 @@ def _share(cost: int, step: int | None) -> str:
 @rule(
     "MEM104",
     Severity.INFO,
-    page=PAGES["MEM104"],
     costs_time=False,
     allocated_ratio=Limit(0.90, "largest acceptable share of a GPU's memory filled by tensors"),
 )
@@ -404,7 +394,6 @@ def memory_nearly_full(
 @rule(
     "MEM105",
     Severity.INFO,
-    page=PAGES["MEM105"],
     costs_time=False,
     over_median_ratio=Limit(
         1.25, "ratio of the memory of a stage's fullest rank to that of its median rank"

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from distprof.bounds import table_beside
 from distprof.escape import fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
 from distprof.sections.moe import MoeResult
@@ -15,9 +14,6 @@ from distprof.sections.placement import ACROSS_SOCKETS, CardPath, PlacedAxis, Pl
 from distprof.sections.shares import WIDER_TRANSFER, MeanStep, StepTimes
 from distprof.terms import Confidence, MeshAxis, Severity
 from distprof.units import format_bandwidth, format_bytes, format_duration
-
-PAGES: Mapping[str, str] = table_beside(__package__, "pages.toml")
-"""Rest of each rule's page, by its code."""
 
 EXPOSED_BY_NATURE = (MeshAxis.TP.value, MeshAxis.CP.value)
 """Axes whose ranks wait for each other in every layer."""
@@ -155,7 +151,6 @@ def _sent(axes: Iterable[PlacedAxis]) -> float:
 @rule(
     "COM108",
     Severity.ERROR,
-    page=PAGES["COM108"],
     min_step_ratio=Limit(0.05, "smallest share of the step that is worth reporting"),
 )
 def tp_across_nodes(
@@ -213,7 +208,6 @@ def _fix(axis: PlacedAxis, placement: PlacementResult) -> str:
 @rule(
     "COM109",
     Severity.WARNING,
-    page=PAGES["COM109"],
     min_step_ratio=Limit(0.1, "largest acceptable share of the step for this exchange"),
 )
 def expert_exchange_across_nodes(
@@ -254,7 +248,6 @@ _OTHER_ORDERS = ("cyclic", "irregular")
 @rule(
     "NET106",
     Severity.WARNING,
-    page=PAGES["NET106"],
     min_step_ratio=Limit(0.02, "smallest share of the step that is worth reporting"),
 )
 def group_straddles_nodes(
@@ -298,7 +291,6 @@ def _apart(axis: PlacedAxis) -> str:
 @rule(
     "NET108",
     Severity.ERROR,
-    page=PAGES["NET108"],
     min_step_ratio=Limit(0.02, "smallest share of the step that is worth reporting"),
 )
 def mesh_order(placement: PlacementResult, times: StepTimes, limits: Limits) -> Iterator[Draft]:
@@ -334,7 +326,6 @@ def mesh_order(placement: PlacementResult, times: StepTimes, limits: Limits) -> 
 @rule(
     "NET107",
     Severity.ERROR,
-    page=PAGES["NET107"],
     min_step_ratio=Limit(0.02, "smallest share of the step that is worth reporting"),
 )
 def cyclic_rank_order(
@@ -368,7 +359,7 @@ def cyclic_rank_order(
     )
 
 
-@rule("NET109", Severity.WARNING, page=PAGES["NET109"], costs_time=False)
+@rule("NET109", Severity.WARNING, costs_time=False)
 def far_network_card(placement: PlacementResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
     """GPUs send to other nodes through a network card on another socket. Either NCCL uses a card
     that is not the nearest, or the machine has no near card for these GPUs but has one for others.
@@ -418,7 +409,7 @@ def _detour(gpu: CardPath) -> str:
     return f"{gpu.gpu}: {used} ({gpu.used_path}) instead of {near} ({gpu.path})"
 
 
-@rule("NET110", Severity.WARNING, page=PAGES["NET110"], costs_time=False)
+@rule("NET110", Severity.WARNING, costs_time=False)
 def uneven_ranks_per_node(placement: PlacementResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
     """Nodes hold different numbers of ranks of one job."""
     placed(placement, lambda _: True)
