@@ -221,7 +221,7 @@ def document_of(kind: type[Any]) -> Document[Any]:
     raise LookupError(f"no document holds a {kind.__name__}")
 
 
-def write_file(path: Path, data: bytes, *, fix: str = "choose another file with -o") -> Path:
+def write_file(path: Path, data: bytes) -> Path:
     """Write a file atomically and return its path; InputError if that fails."""
     try:
         write_atomically(path, data)
@@ -230,7 +230,7 @@ def write_file(path: Path, data: bytes, *, fix: str = "choose another file with 
             str(path),
             expected="a location where a file can be written",
             found=error.strerror or str(error),
-            fix=fix,
+            fix="choose another file with -o",
         ) from error
     return path
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
@@ -31,6 +32,8 @@ HEADINGS = (
 
 EXAMPLES_FILE = Path(__file__).with_name("examples.json")
 """Rule code to the messages for its failing fixture; generated, like the pages."""
+
+_PAGES_FILE = "pages.toml"
 
 _EXAMPLE, _BEFORE_EXAMPLE = "Example", "How to fix"
 
@@ -197,13 +200,20 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     # False if no finding has a cost in time: the loss is memory, energy or model quality, or no
     # source has times for it.
     costs_time: bool = True
-    doc: Page  # The page, parsed from the docstring of the check.
+    text: str  # The page, or what it detects alone: the docstring of the check.
+    # Sections that ``text`` leaves out; empty if ``pages.toml`` next to the check has them.
+    shared: str = ""
     check: Check  # Function called with one result per type in ``needs``, then the limits.
 
     @property
     def subject(self) -> Subject:
         """The subject that the rule judges."""
         return next((need.subject for need in self.needs), Subject.RUN)
+
+    @property
+    def doc(self) -> Page:
+        """The page, parsed when it is read: an analysis reads none."""
+        return parse_page(self.text, self.shared or _pages_of(self.check).get(self.code, ""))
 
     @property
     def summary(self) -> str:
@@ -245,8 +255,8 @@ def rule(
     """Turn a check function into a :class:`Rule`.
 
     The types of its parameters are the results that it needs; the last parameter is ``limits``. The
-    name of the rule is that of the function; its page is the docstring, with the sections of
-    ``page`` that it does not write itself.
+    name of the rule is that of the function; its page is the docstring, with the sections that it
+    does not write itself from ``page``, or else from ``pages.toml`` next to the function.
     """
 
     def decorate(check: Check) -> Rule:
@@ -264,11 +274,19 @@ def rule(
             needs=tuple(hints[needed] for needed in results),
             limits=limits,
             costs_time=costs_time,
-            doc=parse_page(check.__doc__ or "", page),
+            text=check.__doc__ or "",
+            shared=page,
             check=check,
         )
 
     return decorate
+
+
+def _pages_of(check: Check) -> Mapping[str, str]:
+    """Pages by code next to a check, after what the checks themselves say; empty without any."""
+    if not Path(inspect.getfile(check)).with_name(_PAGES_FILE).is_file():
+        return {}
+    return table_beside(sys.modules[check.__module__].__package__ or "", _PAGES_FILE)
 
 
 def _limits_section(rule: Rule) -> str:

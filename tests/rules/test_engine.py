@@ -4,7 +4,7 @@ import pytest
 
 from distprof.errors import UsageError
 from distprof.rules import find_rule
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Rule, parse_page
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Rule
 from distprof.rules.engine import run_rules
 from distprof.sections.time import StepTimeResult, WaterfallResult
 from distprof.terms import Confidence, Severity
@@ -22,7 +22,7 @@ def rule_of(check, *, code="TST101", name="test-rule", severity=Severity.WARNING
         since="0.1.0",
         needs=more.pop("needs", (StepTimeResult,)),
         limits={"most": Limit(1.0, "most that is allowed")},
-        doc=parse_page("# test-rule\n"),
+        text="# test-rule\n",
         check=check,
         **more,
     )

@@ -41,37 +41,6 @@ def transfer_bound_collectives(
 ) -> Iterator[Draft]:
     """Most of the exposed communication is transfer, not waiting, and the step has no computation
     left that the transfer could overlap with.
-
-    ## Why it costs time
-    Every byte that cannot move during computation prolongs the step. Once all computation is
-    overlapped, only fewer bytes or a faster path help.
-
-    ## Evidence needed
-    - Collectives matched across ranks on comparable clocks, which separates transfer from waiting,
-      most of them with all their members in the recording.
-    - The overlap of each rank.
-
-    ## How the cost is computed
-    Exposed transfer, a mean over ranks and steps, less the part that could overlap with computation
-    that now runs alone; `low-overlap` reports that part. The cost is part of what
-    `exposed-communication` reports, and an upper bound: saving all of it would take an infinitely
-    fast network.
-
-    ## How to fix
-    Compare the bus bandwidth in the message with what `distprof bench` (or nccl-tests) reaches on
-    the same machines; with `--fabric` the report shows both. If the job is far slower, look for
-    sockets where InfiniBand or NVLink should be (`NCCL_DEBUG=INFO`), for unused network cards, and
-    for groups that straddle nodes. If it is not, send less: reduce gradients in bf16, accumulate
-    with `no_sync`, raise the micro-batch size, shard inside the node (HSDP) instead of across
-    nodes, and keep tensor and expert parallelism inside the NVLink domain.
-
-    ## When it is wrong
-    Small messages are bound by latency: their bandwidth is low on any network (`tiny-collectives`).
-    If several collectives share a link, each of them looks slow although the link is not.
-
-    ## Sources
-    Formula sheet, "Collectives" and "Measured from traces". nccl-tests, doc/PERFORMANCE.md, for bus
-    bandwidth.
     """
     step = times.mean_step()
     if not collectives.classes:
@@ -125,35 +94,6 @@ def below_fabric_bandwidth(
 ) -> Iterator[Draft]:
     """Large collectives move their data at a fraction of the bus bandwidth that these machines
     reach with the same kind, size and group, according to a fabric profile.
-
-    ## Why it costs time
-    The network could move the same bytes in less time, but something in this job prevents it.
-
-    ## Evidence needed
-    - A fabric profile (`distprof bench`, or the output of nccl-tests), given with `--fabric` or in
-      `distprof.toml`, that covers the kind, the group and the size. Without one the rule is silent.
-    - Collectives matched across ranks on comparable clocks, most of them with all their members in
-      the recording.
-
-    ## How the cost is computed
-    The exposed transfer of each slow class, times the share of it that the expected bandwidth would
-    save; a mean over ranks and steps. Transfer that overlaps with computation costs nothing.
-
-    ## How to fix
-    Run `distprof bench` again on exactly the nodes of the job. If it is slow too, the machines are
-    at fault: look for a link that is down, sockets instead of InfiniBand (`NCCL_DEBUG=INFO`), or a
-    throttling GPU. If it is fast, look for collectives of several groups that share a link at the
-    same time, for computation that takes the multiprocessors NCCL needs, for NCCL settings that
-    differ from those of the benchmark (`NCCL_ALGO`, `NCCL_PROTO`, `NCCL_NET`), and for a different
-    rank order.
-
-    ## When it is wrong
-    A profile is measured on idle machines. In a job, computation runs at the same time as
-    communication and slows both by 10 to 20 %; the limit leaves room for that. A profile of other
-    machines says nothing.
-
-    ## Sources
-    Formula sheet, "Collectives". nccl-tests, doc/PERFORMANCE.md.
     """
     covered = [record for record in collectives.classes if record.expected_busbw_bytes_per_s]
     if not covered:  # no profile, or it covers no class: the result says which
@@ -203,28 +143,7 @@ def cpu_backend_on_gpus(
     times: StepTimes,
     limits: Limits,  # noqa: ARG001
 ) -> Iterator[Draft]:
-    """Ranks compute on GPUs, but their collectives run on gloo, which is made for CPUs.
-
-    ## Why it costs time
-    gloo copies every buffer to CPU memory, sends it over TCP, reduces it on the CPU, and copies the
-    result back. It reaches a few GB/s where NCCL (RCCL, XCCL) reaches hundreds.
-
-    ## Evidence needed
-    GPU traces that name the backend of the default process group, in a job of several ranks.
-
-    ## How the cost is computed
-    All exposed transfer of the step. Only a small part of it remains with the right backend.
-
-    ## How to fix
-    Use `init_process_group("nccl")`, or `"cpu:gloo,cuda:nccl"` if the ranks also exchange objects
-    in CPU memory. If you avoided NCCL because it failed, its log (`NCCL_DEBUG=INFO`) says why.
-
-    ## When it is wrong
-    The process group only serves control messages, and another library moves the gradients.
-
-    ## Sources
-    PyTorch documentation, "Distributed communication package" (which backend to use).
-    """
+    """Ranks compute on GPUs, but their collectives run on gloo, which is made for CPUs."""
     num_ranks = capture.world_size or len(capture.ranks_present)
     if efficiency.device in ("", CPU) or num_ranks < 2 or not capture.ranks_present:
         return
@@ -258,33 +177,6 @@ def arrival_skew_bound_collectives(
 ) -> Iterator[Draft]:
     """Collectives take long because their members arrive at different times, not because the
     transfer is slow. The ranks named as stragglers do not account for all of this waiting.
-
-    ## Why it costs time
-    A collective cannot finish before its last member has started. Members that arrive earlier
-    occupy their GPU with a kernel that only spins, and profilers show that kernel as communication.
-
-    ## Evidence needed
-    Collectives matched across ranks, on clocks that can be compared. The trace of a single rank
-    cannot show it: a long kernel may be waiting or moving data.
-
-    ## How the cost is computed
-    Exposed waiting in collectives (without send and recv), a mean over ranks and steps, less the
-    waiting that `persistent-straggler`, `transient-straggler` and `rotating-straggler` already
-    report, and less the waiting that the start of the profiler may have caused
-    (`capture.start_wait_ns`). The time is part of what `exposed-communication` reports.
-
-    ## How to fix
-    Leave the network alone: a faster one changes nothing. Give the ranks equal work: pack sequences
-    by cost, and balance experts and embedding tables. Run Python's garbage collector at the same
-    step on all ranks (`gc.disable()`, and `gc.collect()` every N steps). Pin processes to cores.
-    Remove synchronising calls that only some ranks make.
-
-    ## When it is wrong
-    If the clock residual is large, small waits are noise. The straggler section shows the share
-    that could not be judged.
-
-    ## Sources
-    Formula sheet, "Measured from traces" (wait and transfer of a collective).
     """
     step = times.mean_step()
     if not collectives.classes:
@@ -372,39 +264,6 @@ def tiny_collectives(
     """Each step contains many small all-reduces, all-gathers or reduce-scatters. Latency, not size,
     determines how long messages this small take. The rule also reports many consecutive reductions
     while hardly anything else runs, which need no sizes: the pattern of gradients without buckets.
-
-    ## Why it costs time
-    A collective of any size costs a latency for every hop. Below the crossover size n* = α ·
-    bandwidth (a few hundred kB) that latency dominates, so 100 small messages take far longer than
-    one message of the same total size.
-
-    ## Evidence needed
-    Collectives with their sizes, as PyTorch 2.1 and later record them, or at least their times.
-
-    ## How the cost is computed
-    Exposed transfer of the small classes, a mean over ranks and steps, less the share of one
-    message. It is an upper bound: the merged message still has to move its bytes. If members could
-    not be matched, the cost includes waiting, and the finding is marked *inferred*. The time is
-    part of what `exposed-communication` reports and may be part of what `low-overlap` reports. For
-    consecutive reductions, the cost is the time in and between them, less the time of one. This
-    finding is marked *inferred*, and explains the idle time between them that `launch-bound-host`
-    reports.
-
-    ## How to fix
-    DDP: reduce in buckets (`bucket_cap_mb`, 25 MB by default), and do not reduce parameters one by
-    one in a hook. FSDP: wrap whole transformer blocks instead of single layers. Custom code:
-    flatten tensors, or group calls with `torch.distributed._coalescing_manager`, and reduce metrics
-    once per logging interval instead of once per step.
-
-    ## When it is wrong
-    Barriers and scalar reductions for gradient clipping or loss scaling cannot be merged with
-    gradients. Small messages that overlap with computation cost nothing and are not reported. Those
-    of tensor parallelism carry activations that depend on each other and cannot be merged either.
-    Those of an axis that `mesh-order` wants inside a node count there.
-
-    ## Sources
-    Formula sheet, "Collectives" (crossover size) and "Anti-patterns" (buckets below the crossover
-    size).
     """
     step = times.mean_step()
     moved = {axis.axis for axis, _ in swappable(placement)}

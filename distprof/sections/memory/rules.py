@@ -52,33 +52,7 @@ def sized_memory(efficiency: EfficiencyResult, memory: MemoryResult) -> tuple[De
 def needless_accumulation(
     efficiency: EfficiencyResult, memory: MemoryResult, limits: Limits
 ) -> Iterator[Draft]:
-    """Gradients are accumulated over micro-batches although larger micro-batches would fit.
-
-    ## Why it costs time
-    Each micro-batch launches every kernel again on smaller matrices, and sharded weights are
-    gathered again for it. Half as many micro-batches of twice the size do the same work with less
-    of both.
-
-    ## Evidence needed
-    A run directory: forward passes per step from the step log, memory counters of every rank, the
-    memory size of its GPU, and a mesh with only data-parallel axes (a pipeline needs its
-    micro-batches).
-
-    ## How the cost is computed
-    No cost: the gain from larger matrices depends on kernels that did not run.
-
-    ## How to fix
-    Double the micro-batch and halve the number of micro-batches: the optimizer's batch and the
-    training stay the same.
-
-    ## When it is wrong
-    Memory use at most doubles with the micro-batch, so the larger one fits. But sequences of
-    different lengths may need the memory in other steps, and layers that normalise over the
-    micro-batch train differently.
-
-    ## Sources
-    Formula sheet, "Anti-patterns" (accumulation when the batch fits in memory).
-    """
+    """Gradients are accumulated over micro-batches although larger micro-batches would fit."""
     ranks = sized_memory(efficiency, memory)
     if not ranks:
         return
@@ -122,32 +96,6 @@ def needless_sharding(
 ) -> Iterator[Draft]:
     """Weights are sharded and gathered again in each forward and backward pass although every GPU
     could hold the whole state.
-
-    ## Why it costs time
-    Sharded data parallelism gathers the weights twice per step and scatters gradients once. This
-    moves one and a half times the bytes of an all-reduce, and computation has to wait for the
-    gathers of the forward pass.
-
-    ## Evidence needed
-    Traces with weight gathers that repeat within a step; the model (run.json or `[model]` in
-    `distprof.toml`) with only data-parallel axes; memory counters of every rank; GPU memory sizes.
-
-    ## How the cost is computed
-    Modelled: the exposed transfer of the all-gathers except for one pass over the weights (half of
-    it for two passes), because one pass becomes the second half of an all-reduce. Memory is
-    modelled too: the present use of the fullest GPU, plus 16 bytes for each parameter that it does
-    not hold now.
-
-    ## How to fix
-    Use DistributedDataParallel, or ZeRO-1, which shards optimizer memory without more traffic. Or
-    keep FSDP and leave weights gathered after the forward pass (`reshard_after_forward=False`).
-
-    ## When it is wrong
-    A larger micro-batch may gain more than less traffic. The state is smaller or larger than
-    modelled if parameters, gradients and moments do not take 16 bytes in total.
-
-    ## Sources
-    Formula sheet, "Volume per training step", "Memory", "Anti-patterns" (FSDP where DDP would fit).
     """
     ranks = sized_memory(efficiency, memory)
     if not ranks:
@@ -197,41 +145,7 @@ def needless_recomputation(
     times: StepTimes,
     limits: Limits,
 ) -> Iterator[Draft]:
-    """Activations are recomputed in the backward pass although there is memory to keep them.
-
-    ## Why it costs time
-    Full recomputation repeats the forward pass of every block: a quarter of the computation of a
-    step, which HFU counts and MFU does not.
-
-    ## Evidence needed
-    Memory counters of every rank and GPU memory sizes. Recomputation shows in traces with sizes of
-    inputs, because autograd numbers the operators that the backward pass repeats; otherwise in a
-    configuration (run.json or `[model]`) with only data-parallel axes, and tokens and micro-batches
-    per step.
-
-    ## How the cost is computed
-    A region is what one node of the backward pass repeats, such as a checkpointed layer. Keeping
-    its results takes what its operators write. Regions that save most time per byte are kept first,
-    of equal ones the last, until the memory is full but for a tenth; their measured time is the
-    cost. Without recomputed operators in a trace, it is the computation of a step times the share
-    of its FLOP that is recomputed, times the share of the model's activations that fits (34 bytes
-    per token and hidden unit of a GPT block, formula sheet, minus what recomputation keeps).
-
-    ## How to fix
-    Stop recomputing the layers that the finding names: by their modules if `with_stack=True` or
-    annotations recorded them, else by their place in the forward pass. Alternatively, use the free
-    memory for a larger micro-batch. Selective checkpointing keeps the results of chosen operators
-    in all layers; the first to keep is the one, of those with a tenth of the recomputed time, that
-    saves most time per byte it writes.
-
-    ## When it is wrong
-    Layers that keep more activations than a transformer block make the modelled size too small.
-    Long sequences in other steps may need the memory.
-
-    ## Sources
-    Formula sheet, "Memory". Korthikanti et al., "Reducing Activation Recomputation in Large
-    Transformer Models".
-    """
+    """Activations are recomputed in the backward pass although there is memory to keep them."""
     ranks = sized_memory(efficiency, memory)
     if not ranks:
         return
@@ -341,35 +255,7 @@ MAX_NAMED = 3
     exposed_copy_ratio=Limit(0.05, "largest acceptable share of exposed copies in the step"),
 )
 def memory_copy_bound(times: StepTimes, limits: Limits) -> Iterator[Draft]:
-    """Copies between CPU and GPU, or within the GPU, run while the GPU does nothing else.
-
-    ## Why it costs time
-    Copy engines work concurrently with kernels. A copy on the compute stream, or from pageable
-    memory, blocks that stream until it is done.
-
-    ## Evidence needed
-    GPU activities of at least one rank.
-
-    ## How the cost is computed
-    Time covered by copies and memory sets but not by computation or communication: mean over ranks
-    and steps. No other finding includes it.
-
-    ## How to fix
-    The message splits the copies by direction and names the operators that launch them. From or to
-    pageable CPU memory: pin it (`pin_memory=True` in the data loader) and copy with
-    `non_blocking=True`. If it is already pinned: copy on a separate stream, one batch ahead.
-    Offloading (optimizer, activations): prefetch and use fewer, larger copies, or offload less.
-    Pinning does not affect copies within the GPU: avoid `.contiguous()`, `torch.cat` and `.clone()`
-    in the hot path.
-
-    ## When it is wrong
-    Offloading that makes the model fit is worth its copies. A checkpoint in the recorded steps
-    copies once, not in every step.
-
-    ## Sources
-    Formula sheet, "Measured from traces" (exposed copies). PyTorch documentation, CUDA semantics
-    (pinned memory).
-    """
+    """Copies between CPU and GPU, or within the GPU, run while the GPU does nothing else."""
     step = times.mean_step()
     cost = step.mean(step.total.exposed_copy_ns)
     limit = limits["exposed_copy_ratio"]
@@ -449,34 +335,7 @@ def _kind(row: ExposedCopies) -> str:
 def allocator_retries(
     efficiency: EfficiencyResult, memory: MemoryResult, step_log: StepLogResult, limits: Limits
 ) -> Iterator[Draft]:
-    """The caching allocator runs out of memory in steady steps, frees its cache and retries.
-
-    ## Why it costs time
-    A retry synchronises the GPU, returns every cached block to the driver and requests new ones.
-    This takes tens to hundreds of milliseconds on one rank, and all ranks wait in the next
-    collective.
-
-    ## Evidence needed
-    A run directory with memory counters of ranks on GPUs. Retries in the first half of the steps do
-    not count, because the allocator has to see every size once.
-
-    ## How the cost is computed
-    Extra time of steady steps with a retry over the median steady step without one, on the rank
-    that loses most, averaged over all its steady steps. Traced steps do not count. The cost is
-    unknown if every steady step has retries.
-
-    ## How to fix
-    Free memory: use a smaller micro-batch, more sharding or selective recomputation. Against
-    fragmentation set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, pad sequences to a few
-    lengths, and do not call `empty_cache` in the loop.
-
-    ## When it is wrong
-    If other long steps (checkpoints, evaluation) coincide with retries, the cost includes part of
-    their time.
-
-    ## Sources
-    PyTorch documentation, "CUDA semantics", memory management (`num_alloc_retries`).
-    """
+    """The caching allocator runs out of memory in steady steps, frees its cache and retries."""
     measured = measured_memory(efficiency, memory)
     known = [rank for rank in measured if rank.num_retries is not None]
     if measured and not known:
@@ -514,30 +373,7 @@ def _share(cost: int, step: int | None) -> str:
 def memory_nearly_full(
     efficiency: EfficiencyResult, memory: MemoryResult, limits: Limits
 ) -> Iterator[Draft]:
-    """Tensors nearly fill a GPU's memory.
-
-    ## Why it costs time
-    A longer sequence, a fragmented cache or a library that allocates its own memory can then end
-    the job. Before that, the allocator retries, which stalls all ranks.
-
-    ## Evidence needed
-    A run directory with memory counters, and the GPU's memory size from its trace or the hardware
-    sheet.
-
-    ## How the cost is computed
-    No cost: memory use that fits costs no time.
-
-    ## How to fix
-    Leave a tenth free: use a smaller micro-batch, more sharding, selective recomputation, or a
-    fused loss that keeps no logits. NCCL and the CUDA context need a few GB outside the allocator.
-
-    ## When it is wrong
-    A job with fixed shapes that has run for a long time will not need more memory.
-
-    ## Sources
-    Kineto's TensorBoard plugin (recommendation above 90 %). PyTorch documentation, "CUDA
-    semantics".
-    """
+    """Tensors nearly fill a GPU's memory."""
     known = sized_memory(efficiency, memory)
     limit = limits["allocated_ratio"]
     full = [rank for rank in known if (rank.allocated_ratio or 0.0) >= limit]
@@ -567,31 +403,7 @@ def memory_nearly_full(
 def uneven_memory(
     efficiency: EfficiencyResult, memory: MemoryResult, limits: Limits
 ) -> Iterator[Draft]:
-    """One rank's GPU memory is much fuller than that of ranks that do the same work.
-
-    ## Why it costs time
-    The fullest GPU limits the micro-batch of all ranks. Ranks of one pipeline stage hold the same
-    weights and equally large activations, so any excess is something that only one rank keeps.
-
-    ## Evidence needed
-    A run directory with memory counters of several ranks of one pipeline stage, and GPU memory
-    sizes.
-
-    ## How the cost is computed
-    No cost: the gain from a larger micro-batch was not measured.
-
-    ## How to fix
-    Find out what that rank keeps: losses or outputs gathered on rank 0, a checkpoint's copy of the
-    state, processes that opened its GPU by accident (`CUDA_VISIBLE_DEVICES`, `map_location`),
-    longer sequences, or more tokens for its experts.
-
-    ## When it is wrong
-    If sequences differ in length, the fullest rank changes from step to step. Balance the sequences
-    then.
-
-    ## Sources
-    TraceML (skew of memory across ranks). PyTorch documentation, "Serialization" (`map_location`).
-    """
+    """One rank's GPU memory is much fuller than that of ranks that do the same work."""
     stages: dict[int, list[DeviceMemory]] = {}
     for rank in sized_memory(efficiency, memory):
         stages.setdefault(rank.stage, []).append(rank)

@@ -158,37 +158,6 @@ def tp_across_nodes(
 ) -> Iterator[Draft]:
     """Tensor- or context-parallel groups span scale-up domains, so their collectives cross the
     network between nodes.
-
-    ## Why it costs time
-    Tensor parallelism reduces activations four times per layer, and the next computation needs the
-    result, so the transfer is exposed. The network between nodes takes an order of magnitude longer
-    than NVLink. Context parallelism passes keys and values between ranks in every attention layer.
-
-    ## Evidence needed
-    Nodes of the ranks (a run directory, host names in traces, launchers' variables), the axis of
-    the mesh (`tp`, `cp`), and matched collectives, to separate transfer from waiting. Domains that
-    span hosts (NVL72) are known from the GPU name or from `[topology]` in `distprof.toml`.
-
-    ## How the cost is computed
-    Exposed transfer of the collectives of that axis (several may be exposed at the same time): mean
-    per rank and step, limited to all exposed transfer. This is an upper bound, because transfer
-    inside a domain also takes time. The message also models the time of the same bytes inside a
-    domain from the hardware sheet, without latency.
-
-    ## How to fix
-    Choose T as a divisor of the GPUs of a node, and make `tp` the innermost axis of the mesh. Use
-    pipeline stages or sharded data parallelism between nodes. Context parallelism may cross nodes
-    if the attention of each block is long enough to overlap with the transfer of the next block's
-    keys and values.
-
-    ## When it is wrong
-    If the fast fabric spans nodes and distprof does not know it, set `[topology] gpus_per_domain`.
-    Do the same if several ranks on one host run in containers with different host names.
-
-    ## Sources
-    Formula sheet, "Choosing a strategy" (TP inside the NVLink domain) and "Anti-patterns" (TP
-    across nodes). Megatron-LM's paper on pipeline parallelism across nodes (arXiv 2104.04473),
-    takeaway 1.
     """
     found = crossing(placement, lambda name: name in EXPOSED_BY_NATURE)
     if not found:
@@ -246,33 +215,6 @@ def expert_exchange_across_nodes(
 ) -> Iterator[Draft]:
     """The groups of expert all-to-alls span several nodes with several ranks on each, so every rank
     sends to every rank of every other node.
-
-    ## Why it costs time
-    Each token travels once for every expert that it chose, even if several of them are on one node.
-    This makes many small messages over the network, and the next computation waits for all of them.
-    A hierarchical all-to-all (DeepEP) sends each token once per node and forwards it inside the
-    node, with a fraction of the bytes and messages on the network.
-
-    ## Evidence needed
-    Nodes of the ranks, all-to-alls of expert parallelism (its axis of the mesh, or routing), and
-    matched collectives, to separate transfer from waiting.
-
-    ## How the cost is computed
-    Exposed transfer of those all-to-alls: mean per rank and step, limited to all exposed transfer.
-    This is an upper bound, because an exchange inside nodes also takes time.
-
-    ## How to fix
-    Keep expert parallelism within a node (or scale-up domain) if the experts fit. Otherwise limit
-    the nodes per token in routing, and use a hierarchical all-to-all (DeepEP, or the framework's
-    two-stage exchange).
-
-    ## When it is wrong
-    If the fast fabric spans nodes and distprof does not know it, set `[topology] gpus_per_domain`.
-    If experts need more memory than a node has, only the exchange can be improved.
-
-    ## Sources
-    Formula sheet, "Volume per training step" (EP) and "Choosing a strategy". DeepSeek-V3's report
-    (arXiv 2412.19437), node-limited routing; DeepEP (github.com/deepseek-ai/DeepEP).
     """
     is_expert = bool(moe.layers or moe.exchanges)
     axes = crossing(placement, lambda name: _may_be_of_experts(name, is_expert=is_expert))
@@ -313,29 +255,6 @@ def group_straddles_nodes(
 ) -> Iterator[Draft]:
     """Process groups that would fit into one node span two because their size does not divide the
     ranks of a node.
-
-    ## Why it costs time
-    A collective is as fast as its slowest link. A group with most members on one node and the rest
-    on the next moves everything over the network, while other groups of the same axis do not. The
-    other groups wait for it wherever both meet.
-
-    ## Evidence needed
-    Nodes of the ranks and members of process groups, from traces, a run directory or NCCL's log.
-    With a timeline, matched collectives.
-
-    ## How the cost is computed
-    Exposed transfer of the collectives of that axis: mean per rank and step, limited to all exposed
-    transfer. This is an upper bound. No cost without a timeline.
-
-    ## How to fix
-    Choose an axis size that divides the ranks of a node, or run a multiple of it on each node.
-
-    ## When it is wrong
-    If the fast fabric spans nodes and distprof does not know it, set `[topology] gpus_per_domain`.
-
-    ## Sources
-    Formula sheet, "Anti-patterns" (process groups that straddle nodes though they would fit in
-    one).
     """
     if placement.order in _OTHER_ORDERS:
         placed(placement)
@@ -377,32 +296,6 @@ def _apart(axis: PlacedAxis) -> str:
 def mesh_order(placement: PlacementResult, times: StepTimes, limits: Limits) -> Iterator[Draft]:
     """A mesh axis that needs high bandwidth crosses nodes while one that needs less stays inside a
     node: the axes are in the wrong order.
-
-    ## Why it costs time
-    The innermost axis of a mesh uses the links inside a node. Tensor parallelism needs them most,
-    then experts, context, stages and data parallelism: gradients can overlap with the backward
-    pass, activations cannot.
-
-    ## Evidence needed
-    Nodes of the ranks, the mesh (a run directory, or axes in the descriptions of groups), and
-    matched collectives.
-
-    ## How the cost is computed
-    Exposed transfer of the axis that crosses nodes: mean per rank and step, limited to all exposed
-    transfer. This is an upper bound, because the other axis then crosses nodes instead.
-
-    ## How to fix
-    Order the mesh axes from least to most bandwidth: `init_device_mesh("cuda", (dp, tp),
-    mesh_dim_names=("dp", "tp"))` places `tp` on neighbouring ranks.
-
-    ## When it is wrong
-    If the fast fabric spans nodes and distprof does not know it, set `[topology] gpus_per_domain`.
-    If the inner axis sends more, the rule stays silent, except for tensor parallelism, which is
-    always exposed.
-
-    ## Sources
-    Formula sheet, "Choosing a strategy" (bandwidth needs in order: TP > EP > CP > PP > DP).
-    PyTorch's `init_device_mesh`; Megatron-LM's default order `tp-cp-ep-dp-pp`.
     """
     placed(placement)
     pairs = swappable(placement)
@@ -440,29 +333,6 @@ def cyclic_rank_order(
 ) -> Iterator[Draft]:
     """Ranks are assigned round-robin to the nodes (rank 0 on the first, rank 1 on the second, …),
     so groups of neighbouring ranks span nodes.
-
-    ## Why it costs time
-    A mesh places the axes that communicate most on neighbouring ranks. If neighbours are on
-    different nodes, exactly that traffic crosses the network, while the light traffic meant for the
-    network stays inside nodes.
-
-    ## Evidence needed
-    The node of every rank of the job, members of process groups, and matched collectives.
-
-    ## How the cost is computed
-    Exposed transfer of the axes that would span fewer nodes if ranks were numbered node by node:
-    mean per rank and step, limited to all exposed transfer. This is an upper bound.
-
-    ## How to fix
-    Number ranks node by node: `srun --distribution=block`, `mpirun --map-by slot`. torchrun always
-    does this.
-
-    ## When it is wrong
-    The mesh may be laid out for this order. The rule stays silent if an axis that sends more would
-    span more nodes after the change.
-
-    ## Sources
-    SLURM, `srun --distribution`; Open MPI, `mpirun --map-by`. Formula sheet, "Anti-patterns".
     """
     placed(placement)
     axes = out_of_turn(placement)
@@ -493,30 +363,6 @@ def cyclic_rank_order(
 def far_network_card(placement: PlacementResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
     """GPUs send to other nodes through a network card on another socket. Either NCCL uses a card
     that is not the nearest, or the machine has no near card for these GPUs but has one for others.
-
-    ## Why it costs time
-    Data then crosses the link between sockets, which is shared and slower than a PCIe switch.
-    GPUDirect RDMA usually does not work across it. A collective waits for its slowest member.
-
-    ## Evidence needed
-    `nvidia-smi topo -m` of a node (`--with`), in a job of several nodes. NCCL's log, if available,
-    shows which cards are used.
-
-    ## How the cost is computed
-    No cost: neither source shows how busy the cards are.
-
-    ## How to fix
-    Let NCCL choose from the machine's topology: unset `NCCL_IB_HCA` lists that differ from it,
-    check `NCCL_CROSS_NIC` and, in virtual machines, `NCCL_TOPO_FILE`. If GPUs have no near card,
-    move a card to another slot.
-
-    ## When it is wrong
-    The nearest cards may be for storage or have no cable. `nvidia-smi` lists cards in the order of
-    the host; a container with fewer GPUs may number them differently.
-
-    ## Sources
-    `nvidia-smi topo -m` (legend). NCCL's user guide, `NCCL_NET_GDR_LEVEL`, `NCCL_CROSS_NIC`,
-    `NCCL_TOPO_FILE`.
     """
     if len(placement.nodes) < 2:
         return  # no traffic leaves the machine
@@ -565,31 +411,7 @@ def _detour(gpu: CardPath) -> str:
 
 @rule("NET110", Severity.WARNING, costs_time=False)
 def uneven_ranks_per_node(placement: PlacementResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
-    """Nodes hold different numbers of ranks of one job.
-
-    ## Why it costs time
-    More ranks share the network cards, CPU cores and memory of a fuller node, and collectives wait
-    for them. Algorithms that work node by node (trees, hierarchical and in-network reduction) need
-    the same number of ranks on each node; otherwise NCCL falls back to slower ones.
-
-    ## Evidence needed
-    The node of every rank of the job.
-
-    ## How the cost is computed
-    No cost: this run does not show how fast the job would be on even nodes.
-
-    ## How to fix
-    Start the same number of ranks on each node: `--nproc-per-node`, `--ntasks-per-node`. Use a
-    world size that is a multiple of the ranks per node.
-
-    ## When it is wrong
-    Nodes may differ on purpose, for example with different GPUs, with stages or experts placed
-    accordingly.
-
-    ## Sources
-    NCCL's user guide (CollNet and NVLink SHARP need the same number of GPUs on each node). Formula
-    sheet, "Collectives" (hierarchical all-reduce over G nodes of g GPUs).
-    """
+    """Nodes hold different numbers of ranks of one job."""
     placed(placement, lambda _: True)
     sizes = {node.node: len(node.ranks) for node in placement.nodes}
     if not placement.is_whole or len(set(sizes.values())) < 2:

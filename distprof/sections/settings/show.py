@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from distprof.escape import short_ranks, shorten
 from distprof.sections.settings import (
@@ -57,30 +57,17 @@ def _ranks(result: SettingsResult) -> str:
 
 
 def _rows(result: SettingsResult) -> Iterator[_Row]:
-    for ddp in result.ddp:
-        yield (
-            "DDP",
-            f"{shorten(ddp.module, _MAX_NAME)}: {_joined(_of_ddp(ddp))}",
-            fold_ranks(ddp.ranks),
-        )
-    for fsdp in result.fsdp:
-        yield (
-            "FSDP",
-            f"{shorten(fsdp.api, _MAX_NAME)}: {_joined(_of_fsdp(fsdp))}",
-            fold_ranks(fsdp.ranks),
-        )
-    for optimizer in result.optimizers:
-        text = f"{shorten(optimizer.name, _MAX_NAME)}: {_joined(_of_optimizer(optimizer))}"
-        yield "optimizer", text, fold_ranks(optimizer.ranks)
-    for loader in result.loaders:
-        text = f"{shorten(loader.dataset, _MAX_NAME)}: {_joined(_of_loader(loader))}"
-        yield "data loader", text, fold_ranks(loader.ranks)
-    for host in result.hosts:
-        yield (
-            "host",
-            f"{shorten(host.host, _MAX_NAME)}: {_joined(_of_host(host))}",
-            fold_ranks(host.ranks),
-        )
+    kinds: tuple[tuple[str, Sequence[Any], str, Callable[[Any], list[str]]], ...] = (
+        ("DDP", result.ddp, "module", _of_ddp),
+        ("FSDP", result.fsdp, "api", _of_fsdp),
+        ("optimizer", result.optimizers, "name", _of_optimizer),
+        ("data loader", result.loaders, "dataset", _of_loader),
+        ("host", result.hosts, "host", _of_host),
+    )
+    for kind, objects, name, facts_of in kinds:
+        for one in objects:
+            text = f"{shorten(getattr(one, name), _MAX_NAME)}: {_joined(facts_of(one))}"
+            yield kind, text, fold_ranks(one.ranks)
     others = _joined(_others(result))
     if others:
         yield "torch", others, ""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-from distprof.bounds import table_beside
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.collectives import CollectiveClass, CollectivesResult
 from distprof.sections.overlap import OverlapResult
@@ -13,14 +12,10 @@ from distprof.sections.shares import WIDER_TRANSFER, MeanStep, StepTimes, alone_
 from distprof.terms import CollectiveKind, Confidence, MeshAxis, Severity
 from distprof.units import format_bytes, format_ratio
 
-PAGES: Mapping[str, str] = table_beside(__package__, "pages.toml")
-"""Rest of each rule's page, by its code."""
-
 
 @rule(
     "COM117",
     Severity.WARNING,
-    page=PAGES["COM117"],
     max_ahead_ratio=Limit(
         0.25, "share of overlappable gathers from which parameters count as prefetched"
     ),
@@ -84,7 +79,6 @@ def _prefetch_message(axis: ShardedAxis, step: MeanStep, cost_ns: int) -> str:
 @rule(
     "COM118",
     Severity.WARNING,
-    page=PAGES["COM118"],
     unit_bytes=Limit(4_000_000, "gather size from which a unit is large enough, in bytes"),
     min_units=Limit(16, "smallest number of units per pass that is worth merging"),
     min_step_ratio=Limit(0.02, "smallest share of the step that is worth reporting"),
@@ -138,7 +132,6 @@ _GATHERS = 2  # Gather passes of one micro-batch: forward and backward
 @rule(
     "COM119",
     Severity.INFO,
-    page=PAGES["COM119"],
     min_gather_passes=Limit(3.5, "gather passes per step from which gathers count as repeated"),
     min_scatter_passes=Limit(2, "reduce-scatter passes per step from which they count as repeated"),
     min_step_ratio=Limit(0.03, "smallest share of the step that is worth reporting"),
@@ -189,7 +182,6 @@ _SHARDING = (MeshAxis.DP_SHARD.value,)
 @rule(
     "COM106",
     Severity.WARNING,
-    page=PAGES["COM106"],
     min_step_ratio=Limit(0.05, "smallest share of the step that is worth reporting"),
 )
 def sharding_across_nodes(
@@ -261,7 +253,6 @@ def _instead(flat: Sequence[CollectiveClass], nodes: int, size: int) -> str:
 @rule(
     "COM120",
     Severity.INFO,
-    page=PAGES["COM120"],
     costs_time=False,
     min_all_reduces=Limit(4, "smallest number of all-reduces per step, that of a single layer"),
     max_pair_ratio=Limit(
@@ -318,7 +309,6 @@ _VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 @rule(
     "HST104",
     Severity.WARNING,
-    page=PAGES["HST104"],
     min_step_ratio=Limit(0.05, "smallest share of the step that is worth reporting"),
 )
 def single_device_connection(

@@ -124,10 +124,7 @@ def _joined(parts: Sequence[Rows]) -> Rows:
     values = np.concatenate([part.values for part in parts])
     if all(part.kept is None for part in parts):
         return Rows(values)
-    every = (np.ones(part.values.shape, np.bool_) for part in parts)
-    kept = [
-        whole if part.kept is None else part.kept for part, whole in zip(parts, every, strict=True)
-    ]
+    kept = [np.ones(p.values.shape, np.bool_) if p.kept is None else p.kept for p in parts]
     return Rows(values, np.concatenate(kept))
 
 

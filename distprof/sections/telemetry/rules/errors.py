@@ -12,7 +12,6 @@ from distprof.escape import fitting, shorten
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limits, advice, rule
 from distprof.sections.table import counted
 from distprof.sections.telemetry import DeviceError, TelemetryResult
-from distprof.sections.telemetry.rules import PAGES
 from distprof.sections.telemetry.rules.devices import NO_SENSORS, wrong_conditions
 from distprof.terms import Confidence, Severity
 from distprof.units import capitalized, format_bytes, name_ranks
@@ -115,7 +114,7 @@ class _XidErrors(msgspec.Struct):
     process: str = ""
 
 
-@rule("TEL103", Severity.WARNING, costs_time=False, page=PAGES["TEL103"])
+@rule("TEL103", Severity.WARNING, costs_time=False)
 def device_errors(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
     """Errors of GPUs and switches: XID errors, uncorrectable memory errors, pending or failed
     memory repairs, NVSwitch errors.
@@ -215,7 +214,7 @@ def _times(count: int) -> str:
 _MAX_TEXT = 160
 
 
-@rule("TEL108", Severity.ERROR, costs_time=False, page=PAGES["TEL108"])
+@rule("TEL108", Severity.ERROR, costs_time=False)
 def crashed_process(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
     """The kernel logged that a process crashed: a segmentation fault, an illegal instruction, or
     another trap.
@@ -237,7 +236,7 @@ def _crash_draft(error: DeviceError) -> Draft:
 _CGROUP = "memory cgroup"
 
 
-@rule("TEL109", Severity.ERROR, costs_time=False, page=PAGES["TEL109"])
+@rule("TEL109", Severity.ERROR, costs_time=False)
 def host_out_of_memory(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
     """The kernel's OOM killer ended a process, because the host or the memory cgroup of the process
     (a container, a job of SLURM) had no memory left.

@@ -17,7 +17,6 @@ from distprof.sections.telemetry import (
     RankTelemetry,
     TelemetryResult,
 )
-from distprof.sections.telemetry.rules import PAGES
 from distprof.sections.telemetry.rules.devices import NO_SENSORS, name_devices, ranks_of
 from distprof.terms import Confidence, Severity
 from distprof.units import capitalized, format_bandwidth, format_ratio, name_ranks
@@ -26,7 +25,6 @@ from distprof.units import capitalized, format_bandwidth, format_ratio, name_ran
 @rule(
     "TEL106",
     Severity.INFO,
-    page=PAGES["TEL106"],
     costs_time=False,
     waiting_ratio=Limit(0.15, "share of the energy that waiting may take"),
 )
@@ -70,7 +68,6 @@ _WIDER = ("HST109", "STR110", "COM103")
 @rule(
     "TEL107",
     Severity.WARNING,
-    page=PAGES["TEL107"],
     dominates_ratio=Limit(0.05, "share of the step from which this finding comes first"),
     stretched_ratio=Limit(
         0.1, "share of the step from which kernels that run longer than usual count"
@@ -176,7 +173,6 @@ _MAX_NAMED = 4
 @rule(
     "TEL105",
     Severity.WARNING,
-    page=PAGES["TEL105"],
     costs_time=False,
     peers_ratio=Limit(0.97, "bandwidth relative to the best GPU of the same model"),
     sheet_ratio=Limit(0.95, "bandwidth relative to the data sheet of the GPU"),
@@ -234,7 +230,7 @@ def _which(links: DeviceNvlink) -> str:
 NO_LINKS = "no PCIe links of working GPUs were read: pass the output of nvidia-smi -q with --with"
 
 
-@rule("TEL110", Severity.WARNING, costs_time=False, page=PAGES["TEL110"])
+@rule("TEL110", Severity.WARNING, costs_time=False)
 def reduced_pcie_link(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
     """GPUs whose PCIe link has fewer lanes, or an older generation, than the GPU and its host
     allow.

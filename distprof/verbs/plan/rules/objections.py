@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from distprof.bounds import table_beside
 from distprof.escape import fitting
-from distprof.rules.base import Draft, Limits, Rule, parse_page
+from distprof.rules.base import Draft, Limits, Rule
 from distprof.terms import Confidence, Severity
 from distprof.units import capitalized
 from distprof.verbs.plan import ConfigurationResult
@@ -39,7 +39,8 @@ def _row(*, code: str, name: str, severity: str, kind: str, fix: str, page: str)
         since="0.1.0",
         needs=(ConfigurationResult,),
         costs_time=False,
-        doc=parse_page(page, _TABLE["shared"]),
+        text=page,
+        shared=_TABLE["shared"],
         check=check,
     )
 
