@@ -302,6 +302,7 @@ _READERS: tuple[tuple[str, Reader], ...] = (
         for begin in (" set by environment to ", "_IFNAME set to ", "_HCA set to ")
     ),
     ("GPU Direct RDMA ", _of("gdr", lambda m: Remark(_GDR[m[1]], m[3] or m[2]))),
+    ("disabling GDR", _of("ofi_gdr", lambda _: Remark(NcclRemark.GDR_OFF, "Libfabric"))),
     ("Could not enable P2P ", _of("peer_failed", lambda _: Remark(NcclRemark.PEER_OFF, "refused"))),
     ("Check P2P Type ", _of("no_peers", lambda _: Remark(NcclRemark.PEER_OFF, "refused"))),
     ("P2P is disabled ", _of("peer_off", lambda m: Remark(NcclRemark.PEER_OFF, _LINKS[m[1]]))),

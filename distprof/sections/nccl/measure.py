@@ -93,8 +93,13 @@ class _Places:
     def __init__(self, log: NcclLog) -> None:
         self._processes = log.processes
         ends: dict[tuple[object, ...], set[str]] = defaultdict(set)
+        written: dict[tuple[object, ...], set[str]] = defaultdict(set)
         for edge in log.edges:
             ends[edge.communicator, edge.source, edge.target].add(edge.direction)
+            writer = {"send": edge.source, "receive": edge.target}.get(edge.direction)
+            if writer is not None and edge.process is not None:
+                written[edge.communicator, writer].add(log.processes[edge.process].host)
+        self._of_writer = {key: hosts.pop() for key, hosts in written.items() if len(hosts) == 1}
         is_one = len({process.host for process in log.processes}) == 1
         self._printed_whole = {pair for pair, seen in ends.items() if is_one and len(seen) > 1}
         self._of_member = [
@@ -138,16 +143,21 @@ class _Places:
         """The rows of several settings."""
         return tuple(chain.from_iterable(starmap(self.settings, named.items())))
 
+    def _host(self, edge: NcclEdge, rank: int | None) -> str | None:
+        """Host of one end of a connection."""
+        members = {} if edge.communicator is None else self._of_member[edge.communicator]
+        known = None if rank is None else members.get(rank)
+        return known or self._of_writer.get((edge.communicator, rank))
+
     def where(self, edge: NcclEdge) -> str:
         """Inside or between nodes, by the hosts of both ends or, if unknown, by the transport.
 
-        Where the only host of a log prints both ends of a connection, both are on it.
+        Each end prints its own lines. Where the only host of a log prints both ends of a
+        connection, both are on it.
         """
-        if edge.communicator is not None and edge.source is not None and edge.target is not None:
-            hosts = self._of_member[edge.communicator]
-            source, target = hosts.get(edge.source), hosts.get(edge.target)
-            if source is not None and target is not None:
-                return INSIDE if source == target else BETWEEN
+        source, target = self._host(edge, edge.source), self._host(edge, edge.target)
+        if source is not None and target is not None:
+            return INSIDE if source == target else BETWEEN
         pair = (edge.communicator, edge.source, edge.target)
         is_outside = edge.card is not None and pair not in self._printed_whole
         return BETWEEN if is_outside else INSIDE

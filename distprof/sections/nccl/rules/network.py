@@ -7,7 +7,14 @@ from collections.abc import Iterator
 
 from distprof.rules.base import Draft, Limit, Limits, advice, rule
 from distprof.sections.collectives import CollectivesResult
-from distprof.sections.nccl import BETWEEN, NcclHost, NcclResult, NcclTransport, different_networks
+from distprof.sections.nccl import (
+    BETWEEN,
+    INSIDE,
+    NcclHost,
+    NcclResult,
+    NcclTransport,
+    different_networks,
+)
 from distprof.sections.nccl.rules import (
     PAGES,
     connections,
@@ -42,12 +49,18 @@ def nccl_over_sockets(
         return
     yield Draft(
         headline=f"{sockets:,} of {total:,} connections between nodes use TCP sockets",
-        message=f"NCCL chose NET/Socket{_why(nccl)}.{_idle(nccl)}",
+        message=f"NCCL chose NET/Socket{_why(nccl)}.{_idle(nccl)}{_within(nccl)}",
         fix=advice("nccl-over-sockets", "connections"),
         cost_ns_per_step=exposed_between_nodes(collectives, times),
         confidence=Confidence.INFERRED,
         evidence=("nccl.transports", "nccl.networks"),
     )
+
+
+def _within(nccl: NcclResult) -> str:
+    """Sockets inside a node, where shared memory or peer access is the usual way."""
+    inside, _ = connections(nccl, INSIDE, lambda way: way.transport == "NET/Socket")
+    return " Ranks of one host use sockets, too: P2P and SHM are off." if inside else ""
 
 
 def _idle(nccl: NcclResult) -> str:
@@ -62,7 +75,7 @@ def _idle(nccl: NcclResult) -> str:
     return f" They use {{}}, {what}.".format(*names)
 
 
-_OF_ONE_HOST = re.compile(r"lo$|docker|veth|virbr|br-|cni|lxcbr|podman")
+_OF_ONE_HOST = re.compile(r"lo$|docker|veth|virbr|br-|cni|lxcbr|podman|ecs-eth")
 
 
 def _by_choice(nccl: NcclResult) -> Iterator[Draft]:
@@ -164,7 +177,8 @@ def no_gpudirect(
 
 def _fix(nccl: NcclResult) -> str:
     """The fix for this vendor's GPUs and cards; nvidia-peermem works only with NVIDIA's."""
-    networks = (*nccl.networks, *(way.transport for way in nccl.transports))
+    off = (remark.value for remark in said(nccl, NcclRemark.GDR_OFF))
+    networks = (*nccl.networks, *(way.transport for way in nccl.transports), *off)
     # Whether the library is RCCL, by its version or by AMD's links between GPUs
     versions = " ".join(version.value.lower() for version in nccl.versions)
     is_rccl = any(word in versions for word in ("hip", "rocm", "rccl", "-head"))
