@@ -271,6 +271,7 @@ def transport(where: str, name: str, *, has_gdr: bool = False, num_lines: int = 
         transport=name,
         has_gdr=has_gdr,
         num_lines=num_lines,
+        num_connections=num_lines,
         num_pairs=8,
         num_processes=8,
     )

@@ -257,7 +257,7 @@ def test_processes_that_print_different_values_differ():
 def plain(cards, version="2.18.5+cuda12.2", **fields):
     hosts = tuple(replace(nccl_host(f"node-{i}", (i,)), cards=(cards,)) for i in (1, 2))
     way = NcclTransport(where="between nodes", transport="NET/IB", has_gdr=False, num_lines=8,
-                        num_pairs=4, num_processes=8)  # fmt: skip
+                        num_connections=8, num_pairs=4, num_processes=8)  # fmt: skip
     versions = (nccl_setting("version", version),)
     fields = {"hosts": hosts, "transports": (way,), "versions": versions, **fields}
     return changed(healthy(), NcclResult, **fields)

@@ -38,6 +38,7 @@ class NcclTransport(Record, frozen=True, kw_only=True):
     transport: str  # NCCL's transport, for example ``P2P/CUMEM``, ``SHM``, ``NET/IB``.
     has_gdr: bool  # Whether the network card reads GPU memory directly (GPUDirect RDMA).
     num_lines: int  # Log lines that report it: one per channel, or two if both sides write one.
+    num_connections: int  # Channels between ranks, each counted once.
     num_pairs: int  # Pairs of ranks.
     num_processes: int  # Processes that print it.
 

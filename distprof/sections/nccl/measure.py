@@ -6,7 +6,7 @@ Source: the messages of NCCL 2.4 to 2.28 and RCCL. Only the initialisation is ti
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, starmap
 
@@ -165,12 +165,15 @@ class _Places:
 
 def _transports(log: NcclLog, places: _Places) -> tuple[NcclTransport, ...]:
     lines: dict[tuple[str, str, bool], int] = defaultdict(int)
-    pairs: dict[tuple[str, str, bool], set[tuple[object, ...]]] = defaultdict(set)
+    pairs: dict[tuple[str, str, bool], dict[tuple[object, ...], Counter[str]]] = {}
     writers: dict[tuple[str, str, bool], set[int | None]] = defaultdict(set)
     for edge in log.edges:
         key = (places.where(edge), edge.transport, edge.has_gdr)
         lines[key] += edge.num_lines
-        pairs[key].add((edge.communicator, edge.source, edge.target))
+        ends = pairs.setdefault(key, {}).setdefault(
+            (edge.communicator, edge.source, edge.target), Counter()
+        )
+        ends[edge.direction] += edge.num_lines
         writers[key].add(edge.process)
     return tuple(
         NcclTransport(
@@ -178,6 +181,7 @@ def _transports(log: NcclLog, places: _Places) -> tuple[NcclTransport, ...]:
             transport=key[1],
             has_gdr=key[2],
             num_lines=lines[key],
+            num_connections=sum(max(ends.values()) for ends in pairs[key].values()),
             num_pairs=len(pairs[key]),
             num_processes=len(writers[key]),
         )

@@ -182,13 +182,13 @@ def _direct(result: NcclResult) -> str:
 def _share(result: NcclResult, where: str) -> str:
     """For example ``between nodes all connections use NET/IB with GPUDirect RDMA``."""
     ways = [way for way in result.transports if way.where == where]
-    total = sum(way.num_lines for way in ways)
+    total = sum(way.num_connections for way in ways)
     if not total:
         return ""
-    most = max(ways, key=lambda way: way.num_lines)
+    most = max(ways, key=lambda way: way.num_connections)
     slow = next((way for way in ways if way.transport.startswith("SHM")), None)
-    first = slow if slow and slow.num_lines >= _MANY * total else most
-    share = "all" if len(ways) == 1 else f"{format_ratio(first.num_lines / total)} of the"
+    first = slow if slow and slow.num_connections >= _MANY * total else most
+    share = "all" if len(ways) == 1 else f"{format_ratio(first.num_connections / total)} of the"
     if first is slow:
         others = f", the others use {transport_name(most)}" if most is not slow else ""
         return f"{where} {share} connections go through CPU memory ({slow.transport}){others}"

@@ -40,7 +40,8 @@ def connections(
             "the log names no connection (NCCL_DEBUG_SUBSYS without INIT, or warnings only)"
         )
     ways = [way for way in nccl.transports if way.where == where]
-    return _lines(way for way in ways if wanted(way)), _lines(ways)
+    chosen = [way for way in ways if wanted(way)]
+    return sum(way.num_connections for way in chosen), sum(way.num_connections for way in ways)
 
 
 def said(nccl: NcclResult, name: str) -> tuple[NcclSetting, ...]:
@@ -64,7 +65,3 @@ def exposed_between_nodes(collectives: CollectivesResult, times: StepTimes) -> i
     crossing = [c for c in collectives.classes if c.num_nodes is not None and c.num_nodes > 1]
     exposed = sum(c.exposed_transfer_ns_per_step for c in crossing)
     return min(exposed, step.exposed_transfer_ns) or None if crossing else None
-
-
-def _lines(ways: Iterable[NcclTransport]) -> int:
-    return sum(way.num_lines for way in ways)
