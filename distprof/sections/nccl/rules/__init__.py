@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from distprof.bounds import table_beside
 from distprof.rules.base import InsufficientEvidenceError
