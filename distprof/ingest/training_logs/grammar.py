@@ -26,6 +26,14 @@ from distprof.units import NS_PER_MS, NS_PER_S, format_ratio
 
 RATES = ("samples_per_s", "tokens_per_s", "tokens_per_s_per_device", "tflops", "loss")
 
+_MOST = {
+    "samples_per_s": (1e10, "samples/s"),
+    "tokens_per_s": (1e12, "tokens/s"),
+    "tokens_per_s_per_device": (1e9, "tokens/s per GPU"),
+    "tflops": (1e5, "TFLOP/s per GPU"),
+}
+"""Rates that no job reaches, and their units: beyond, a counter of the program is wrong."""
+
 MAX_ROWS = 500_000
 MAX_TIMERS = 200
 MAX_TIMER_VALUES = 4_000_000
@@ -264,13 +272,15 @@ def to_log(
             f"(limit {MAX_ROWS:,})."
         )
     iteration = _ints(row.iteration for row in rows)
+    rates = {name: _floats([getattr(row, name) for row in rows]) for name in RATES}
+    notes += [note for name in _MOST for note in _dropped(rates[name], *_MOST[name])]
     return TrainingLog(
         origin=chosen.name,
         files=tuple(files),
         iteration=iteration,
         span=_spans(rows),
         duration_ns=_ints(row.duration_ns for row in rows),
-        **{name: _floats([getattr(row, name) for row in rows]) for name in RATES},
+        **rates,
         printed_samples_per_s=_floats(next((g.rates for g in (chosen, *others) if g.rates), [])),
         timers=timers,
         is_of_slowest_ranks=chosen.is_of_slowest_ranks,
@@ -281,6 +291,19 @@ def to_log(
         num_restarts=int(np.sum(np.diff(iteration[iteration != ABSENT]) < 0)),
         notes=tuple(notes),
     )
+
+
+def _dropped(rates: Floats, most: float, unit: str) -> list[str]:
+    """Drop rates above the most; a note on the highest one, if there are any."""
+    is_wrong = rates > most
+    if not is_wrong.any():
+        return []
+    highest = f"{rates[is_wrong].max():.3g}"
+    rates[is_wrong] = np.nan
+    return [
+        f"The log does not say its true throughput: {highest} {unit} is impossible. "
+        "Check the loss and the norm of the gradients, too."
+    ]
 
 
 def _has_times(grammar: Grammar) -> tuple[bool, bool]:

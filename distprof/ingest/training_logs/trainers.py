@@ -8,6 +8,7 @@ Progress bars of programs that print no times::
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from statistics import median
 
@@ -25,9 +26,11 @@ from distprof.ingest.training_logs.grammar import (
     s_to_ns,
     to_float,
 )
+from distprof.units import format_duration
 
 _PATTERNS = byte_patterns("trainers.toml")
 _MAX_BARS = 100
+_MAX_AFTER = 200  # Bytes after the rate that may show a loss.
 _MANY_BARS = 1_000
 _MAX_SPANS = 100_000
 _MAX_RATES = 1_000
@@ -43,6 +46,7 @@ _FEWEST_STEPS = 10
 """From this step on, the rate that a bar shows is no longer that of its slow first steps."""
 
 _DIGITS, _ALIKE = 5, 1.5  # Least ratio of times to their errors, and most of two that are alike.
+_FEWEST_SPANS, _CHANGED = 3, 1.25  # Spans, and ratio of the time before them from which it is told.
 _SLOW_START = 2  # Ratio of the first steps to later ones from which they are a warm-up.
 
 _FAR_LONGER = 10
@@ -59,7 +63,7 @@ class _Bar(msgspec.Struct):
     last_step: int
     last_second: int
     is_of_epochs: bool = False  # Whether its label or unit says that it counts epochs.
-    is_of_training: bool = False  # Whether its label says that it counts iterations.
+    is_of_training: bool = False  # Whether its label says so, or it shows a loss.
 
     most_seconds: int = 0
     # As printed: step, whole seconds, seconds per step, and half of its last digit.
@@ -102,7 +106,8 @@ class BarGrammar(Grammar):
                 self._follow(bar, int(step), second)
             bar.most_seconds = max(bar.most_seconds, second)
             bar.is_of_epochs |= is_of_epochs
-            bar.is_of_training |= is_of_training
+            shown_after = block[match.end() : match.end() + _MAX_AFTER].partition(b"\n")[0]
+            bar.is_of_training |= is_of_training or b"loss" in before + shown_after
             each = to_float(rate) or 0.0
             if each and int(step) and len(bar.rates) < _MAX_RATES:
                 half = 0.5 * 10 ** -len(rate.partition(b".")[2]) / each
@@ -138,12 +143,10 @@ class BarGrammar(Grammar):
             if label and not longest.is_of_training and _seconds(named[other]) > least:
                 longest = named[other]
                 self.name = f"the progress bar “{plain(label[:-1].decode('utf-8', 'replace'))}”"
-            self.rows = longest.rows or _whole(longest) or _printed(longest) or _whole(longest, 2)
-            self.rows = self.rows or _since_start(longest)
-            step = longest.first_step
-            start = s_to_ns(longest.first_second / step) if step > 0 else None
-            if self.rows and start and start > _SLOW_START * (self.rows[0].duration_ns or start):
-                self.rows.insert(0, Row(step, start, step))
+            self.rows = _spans(longest) or _whole(longest) or _printed(longest)
+            self.rows = self.rows or _whole(longest, 2) or _since_start(longest)
+            self._add_start(longest)
+            self._tell_which(bars, longest)
             evaluations = [b for (n, _), b in named.items() if _PATTERNS["of_evaluation"].search(n)]
             evaluated = sum(bar.most_seconds for bar in evaluations)
             share = evaluated / (evaluated + longest.most_seconds or 1)
@@ -157,6 +160,33 @@ class BarGrammar(Grammar):
         self.notes.append(
             "Times come from a progress bar, which shows whole seconds, and are means over spans "
             f"of {_MIN_SECONDS} s or of all that it shows, so single iterations are not visible."
+        )
+
+    def _add_start(self, bar: _Bar) -> None:
+        """What passed before a bar is first seen: a slow start, or else another usual time."""
+        step = bar.first_step
+        start = s_to_ns(bar.first_second / step) if step > 0 else None
+        if not self.rows or not start:
+            return
+        ratio = start / (self.rows[0].duration_ns or start)
+        if ratio > _SLOW_START:
+            self.rows.insert(0, Row(step, start, step))
+        elif len(self.rows) == 1 and not 1 / _CHANGED < ratio < _CHANGED and _is_mean(bar):
+            what = "epochs" if bar.is_of_epochs else "iterations"
+            self.notes.append(
+                f"The log does not say why the {step:,} {what} before these took "
+                f"{format_duration(start)} each."
+            )
+
+    def _tell_which(self, bars: Mapping[tuple[bytes, int], _Bar], longest: _Bar) -> None:
+        """Say that several bars without labels may be those of other loops than the training."""
+        if len(bars) < 2 or any(bar.is_of_training or bar.is_of_epochs for bar in bars.values()):
+            return
+        total = next(total for (_, total), bar in bars.items() if bar is longest)
+        self.name = f"the progress bar of {total:,} steps"
+        self.notes.append(
+            f"The log does not say which of its {len(bars)} bars is that of the training: these "
+            "are the times of the one that ran longest."
         )
 
 
@@ -188,6 +218,19 @@ def _bars(block: bytes) -> list[int]:
 
 def _seconds(bar: _Bar) -> int:
     return bar.last_second - bar.first_second
+
+
+def _spans(bar: _Bar) -> list[Row]:
+    """Means over spans; few of a bar that is first seen late do not tell a slow start."""
+    is_late = bar.first_step >= _MIN_STEPS and len(bar.rows) < _FEWEST_SPANS
+    return [] if is_late else bar.rows
+
+
+def _is_mean(bar: _Bar) -> bool:
+    """Whether the rates that a bar shows are means since its start."""
+    return all(
+        abs(each * step - second) <= 1 + half * step for step, second, each, half in bar.rates
+    )
 
 
 def _whole(bar: _Bar, least: int = _MIN_SPAN) -> list[Row]:
