@@ -73,6 +73,7 @@ class Wording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     # Properties of the job: name to a regular expression with one group. Such a line is no report.
     # With a `note`, they are counts, and it is made if their sum is large for the reports so far.
     facts: dict[str, str] = msgspec.field(default_factory=dict)
+    is_total: bool = False  # Whether such counts are those of a rank since its start.
     # Regular expression for the name of a timer and its ms, searched for in the line's group
     # `phases` or else in the record. Such a line adds timers to the report before it.
     phases: str = ""
@@ -120,17 +121,27 @@ class ReportGrammar(Grammar):
         """Add what a record holds: a report, timers or properties of the job."""
         if wording.facts:
             facts = {name: int(n) for name, n in _values(wording.facts, record).items()}
-            if wording.note:
-                facts = {name: n + self.facts.get(name, 0) for name, n in facts.items()}
-                is_often = sum(facts.values()) > max(_MANY, len(self.rows) / 10)
-                self.notes += [wording.note] if is_often and wording.note not in self.notes else []
-            self.facts |= facts
+            self.facts |= self._counted(wording, facts, _rank(record)) if wording.note else facts
         elif wording.breaks:
             self._before = None
         elif wording.phases:
             self._take_phases(wording, _phases(wording, record, line))
         else:
             self._take_report(wording, record, line)
+
+    def _counted(
+        self, wording: Wording, counts: Mapping[str, int], rank: int | None
+    ) -> dict[str, int]:
+        """Counts so far, of totals those of a rank; adds the note if they are many and rise."""
+        if wording.is_total:
+            so_far = {f"{name} of rank {rank}": n for name, n in counts.items()}
+            is_rising = any(0 < self.facts.get(name, 0) < n for name, n in so_far.items())
+        else:
+            so_far = {name: n + self.facts.get(name, 0) for name, n in counts.items()}
+            is_rising = True
+        is_often = is_rising and sum(so_far.values()) > max(_MANY, len(self.rows) / 10)
+        self.notes += [wording.note] if is_often and wording.note not in self.notes else []
+        return so_far
 
     def _is_better(self, wording: Wording) -> bool:
         """Whether reports of a wording are used; lesser ones before it are dropped."""
@@ -215,7 +226,7 @@ class ReportGrammar(Grammar):
             return
         if not self._is_better(wording):
             return
-        rank = prefix_rank(record[:200].decode("utf-8", "replace"))
+        rank = _rank(record)
         is_again = last and number is not None and (last.iteration, last.rank) == (number, rank)
         if self.rows and is_again:
             return  # a progress bar repeats its last report
@@ -347,6 +358,11 @@ def _last(block: bytes, end: int, wording: Wording) -> int:
             break
         end = following
     return end
+
+
+def _rank(record: bytes) -> int | None:
+    """Rank that the beginning of a record names."""
+    return prefix_rank(record[:200].decode("utf-8", "replace"))
 
 
 def _values(patterns: Mapping[str, str], record: bytes) -> dict[str, float]:
