@@ -42,6 +42,10 @@ _CLOCK = re.compile(
 )
 _MAX_LINE = 8_000
 _FEWEST_PARTS = 3
+_FEW_PARTS = (
+    "The log does not say whether so few micro-batches are typical: the first ones hold the start; "
+    "keep the lines of three or more."
+)
 _MANY = 4
 _LEAST_OF_HOURS = 7_200.0  # ms between elapsed hours, whose four decimals are right to 5 % of it
 _MAX_RATES = 100_000
@@ -166,9 +170,12 @@ class ReportGrammar(Grammar):
             self._is_rate_alone = False
             self._start_again()
         if wording.whole and self._worth < _PRINTED:
-            if not timers.keys() >= set(wording.whole) or not self._is_better(wording):
+            # A paste may end within the last line, behind its two passes.
+            least = wording.whole if wording.worth else wording.whole[:2]
+            if not timers.keys() >= set(least) or not self._is_better(wording):
                 return
-            self.add(Row(iteration=None, duration_ns=sum(timers[name] for name in wording.whole)))
+            ns = sum(timers.get(name, 0) for name in wording.whole)
+            self.add(Row(iteration=None, duration_ns=ns))
             note = wording.note_of_whole or note
         self.add_timers(timers)
         self.is_of_slowest_ranks |= wording.is_of_slowest and bool(self.rows)
@@ -176,9 +183,9 @@ class ReportGrammar(Grammar):
             self.notes.append(note)
 
     def finish(self) -> None:
-        """A few parts of iterations say too little; a rate without a time is that of a batch."""
-        if self._worth < _WHOLE and len(self.rows) < _FEWEST_PARTS:
-            self._start_again()
+        """A few parts of iterations need not be typical; a rate without a time is of a batch."""
+        if self._worth < _WHOLE and 0 < len(self.rows) < _FEWEST_PARTS:
+            self.notes.append(_FEW_PARTS)
         batch = self.facts.get("global_batch_size")
         if self.rates and batch and not self.rows:
             for rate in self.rates:

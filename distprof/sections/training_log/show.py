@@ -139,6 +139,8 @@ def _what(log: TrainingLogResult) -> str:
     """What the times are those of: a bar may count something else than iterations."""
     if log.origin.endswith("epochs"):
         return "An epoch"
+    if any(note.endswith("an iteration is a micro-batch.") for note in log.unavailable):
+        return "A micro-batch"
     return "A step" if log.origin.startswith("the progress bar") else "An iteration"
 
 
@@ -266,7 +268,7 @@ def _reducing(log: TrainingLogResult) -> str:
         if ratio >= MIN_IDLE_RATIO or log.origin == "DeepSpeed":
             return (
                 f"The reduction of gradients ({timer.name}) takes "
-                f"{format_duration(timer.mean_ns)}, {format_ratio(ratio)} of an iteration."
+                f"{format_duration(timer.mean_ns)}, {format_ratio(ratio)} of {_what(log).lower()}."
             )
     return ""
 
