@@ -20,11 +20,11 @@ from distprof.ingest.training_logs.grammar import (
     IMPOSSIBLE,
     LEAST_EVALUATION,
     MAX_COUNT,
+    NOTES,
     NUMBER,
     RATES,
     Grammar,
     Row,
-    evaluation_note,
     line_around,
     ms_to_ns,
     s_to_ns,
@@ -32,6 +32,7 @@ from distprof.ingest.training_logs.grammar import (
     to_float,
     whole_number,
 )
+from distprof.units import format_ratio
 
 _ESCAPES = re.compile(rb"\x1b\[[0-9;]{0,20}m")
 _MULTIPLES = {b"K": 1e3, b"M": 1e6, b"B": 1e9, b"s": 1.0, b"ms": 1e-3, b"us": 1e-6}
@@ -42,10 +43,6 @@ _CLOCK = re.compile(
 )
 _MAX_LINE = 8_000
 _FEWEST_PARTS = 3
-_FEW_PARTS = (
-    "The log does not say whether so few micro-batches are typical: the first ones hold the start; "
-    "keep the lines of three or more."
-)
 _MANY = 4
 _LEAST_OF_HOURS = 7_200.0  # ms between elapsed hours, whose four decimals are right to 5 % of it
 _MAX_RATES = 100_000
@@ -77,7 +74,7 @@ class Wording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     # Properties of the job: name to a regular expression with one group. Such a line is no report.
     # With a `note`, they are counts, and it is made if their sum is large for the reports so far.
     facts: dict[str, str] = msgspec.field(default_factory=dict)
-    is_total: bool = False  # Whether such counts are those of a rank since its start.
+    is_total: bool = False  # Whether such counts are those since the start.
     # Regular expression for the name of a timer and its ms, searched for in the line's group
     # `phases` or else in the record. Such a line adds timers to the report before it.
     phases: str = ""
@@ -125,27 +122,20 @@ class ReportGrammar(Grammar):
         """Add what a record holds: a report, timers or properties of the job."""
         if wording.facts:
             facts = {name: int(n) for name, n in _values(wording.facts, record).items()}
-            self.facts |= self._counted(wording, facts, _rank(record)) if wording.note else facts
+            if wording.note:
+                before = {name: self.facts.get(name, 0) for name in facts}
+                is_new = any(0 < before[name] < n for name, n in facts.items())
+                if not wording.is_total:
+                    is_new, facts = True, {name: n + before[name] for name, n in facts.items()}
+                is_often = is_new and sum(facts.values()) > max(_MANY, len(self.rows) / 10)
+                self.notes += [wording.note] if is_often and wording.note not in self.notes else []
+            self.facts |= facts
         elif wording.breaks:
             self._before = None
         elif wording.phases:
             self._take_phases(wording, _phases(wording, record, line))
         else:
             self._take_report(wording, record, line)
-
-    def _counted(
-        self, wording: Wording, counts: Mapping[str, int], rank: int | None
-    ) -> dict[str, int]:
-        """Counts so far, of totals those of a rank; adds the note if they are many and rise."""
-        if wording.is_total:
-            so_far = {f"{name} of rank {rank}": n for name, n in counts.items()}
-            is_rising = any(0 < self.facts.get(name, 0) < n for name, n in so_far.items())
-        else:
-            so_far = {name: n + self.facts.get(name, 0) for name, n in counts.items()}
-            is_rising = True
-        is_often = is_rising and sum(so_far.values()) > max(_MANY, len(self.rows) / 10)
-        self.notes += [wording.note] if is_often and wording.note not in self.notes else []
-        return so_far
 
     def _is_better(self, wording: Wording) -> bool:
         """Whether reports of a wording are used; lesser ones before it are dropped."""
@@ -185,14 +175,12 @@ class ReportGrammar(Grammar):
     def finish(self) -> None:
         """A few parts of iterations need not be typical; a rate without a time is of a batch."""
         if self._worth < _WHOLE and 0 < len(self.rows) < _FEWEST_PARTS:
-            self.notes.append(_FEW_PARTS)
+            self.notes.append(NOTES["few_parts"])
         batch = self.facts.get("global_batch_size")
         if self.rates and batch and not self.rows:
             for rate in self.rates:
                 self.add(Row(iteration=None, duration_ns=s_to_ns(batch / rate), samples_per_s=rate))
-            self.notes.append(
-                "Iteration times are the time of a global batch at the printed throughput."
-            )
+            self.notes.append(NOTES["of_a_batch"])
 
     def _take_report(self, wording: Wording, record: bytes, line: re.Match[bytes]) -> None:
         values = _values(wording.fields, record) | {
@@ -206,7 +194,11 @@ class ReportGrammar(Grammar):
         if 0 < self._paused_s < values.get("whole_s", 0.0) and "per_s" in values:
             share = self._paused_s / values["whole_s"]
             values["per_s"] /= 1 - share
-            self.notes += [evaluation_note(share)] if share >= LEAST_EVALUATION else []
+            self.notes += (
+                [NOTES["evaluation"].format(format_ratio(share))]
+                if share >= LEAST_EVALUATION
+                else []
+            )
         last = self.rows[-1] if self.rows else None
         means: dict[str, float] = {}
         if wording.means:
@@ -233,7 +225,7 @@ class ReportGrammar(Grammar):
             return
         if not self._is_better(wording):
             return
-        rank = _rank(record)
+        rank = prefix_rank(record[:200].decode("utf-8", "replace"))
         is_again = last and number is not None and (last.iteration, last.rank) == (number, rank)
         if self.rows and is_again:
             return  # a progress bar repeats its last report
@@ -365,11 +357,6 @@ def _last(block: bytes, end: int, wording: Wording) -> int:
             break
         end = following
     return end
-
-
-def _rank(record: bytes) -> int | None:
-    """Rank that the beginning of a record names."""
-    return prefix_rank(record[:200].decode("utf-8", "replace"))
 
 
 def _values(patterns: Mapping[str, str], record: bytes) -> dict[str, float]:

@@ -8,7 +8,7 @@ Progress bars of programs that print no times::
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection
 from functools import lru_cache
 from statistics import median
 
@@ -19,18 +19,17 @@ from distprof.escape import plain
 from distprof.ingest.training_logs.grammar import (
     LEAST_EVALUATION,
     MAX_COUNT,
+    NOTES,
     Grammar,
     Row,
     byte_patterns,
-    evaluation_note,
     s_to_ns,
     to_float,
 )
-from distprof.units import format_duration
+from distprof.units import format_duration, format_ratio
 
 _PATTERNS = byte_patterns("trainers.toml")
 _MAX_BARS = 100
-_MAX_AFTER = 200  # Bytes after the rate that may show a loss.
 _MANY_BARS = 1_000
 _MAX_SPANS = 100_000
 _MAX_RATES = 1_000
@@ -106,8 +105,8 @@ class BarGrammar(Grammar):
                 self._follow(bar, int(step), second)
             bar.most_seconds = max(bar.most_seconds, second)
             bar.is_of_epochs |= is_of_epochs
-            shown_after = block[match.end() : match.end() + _MAX_AFTER].partition(b"\n")[0]
-            bar.is_of_training |= is_of_training or b"loss" in before + shown_after
+            is_of_training |= bool(_PATTERNS["shows_loss"].match(block, match.start()))
+            bar.is_of_training |= is_of_training
             each = to_float(rate) or 0.0
             if each and int(step) and len(bar.rates) < _MAX_RATES:
                 half = 0.5 * 10 ** -len(rate.partition(b".")[2]) / each
@@ -143,24 +142,23 @@ class BarGrammar(Grammar):
             if label and not longest.is_of_training and _seconds(named[other]) > least:
                 longest = named[other]
                 self.name = f"the progress bar “{plain(label[:-1].decode('utf-8', 'replace'))}”"
-            self.rows = _spans(longest) or _whole(longest) or _printed(longest)
+            # Few spans of a bar that is first seen late do not tell a slow start.
+            is_late = longest.first_step >= _MIN_STEPS and len(longest.rows) < _FEWEST_SPANS
+            self.rows = (not is_late and longest.rows) or _whole(longest) or _printed(longest)
             self.rows = self.rows or _whole(longest, 2) or _since_start(longest)
             self._add_start(longest)
-            self._tell_which(bars, longest)
+            self._tell_which(bars.values())
             evaluations = [b for (n, _), b in named.items() if _PATTERNS["of_evaluation"].search(n)]
             evaluated = sum(bar.most_seconds for bar in evaluations)
             share = evaluated / (evaluated + longest.most_seconds or 1)
             if longest not in evaluations and share >= LEAST_EVALUATION:
-                self.notes.append(evaluation_note(share))
+                self.notes.append(NOTES["evaluation"].format(format_ratio(share)))
             passed, span = _seconds(longest), longest.last_step - longest.first_step
             if span and LEAST_EVALUATION * passed < self._paused_s < passed:
                 ns = s_to_ns((passed - self._paused_s) / span)
                 self.rows = [Row(iteration=longest.last_step, duration_ns=ns, span=span)]
-                self.notes.append(evaluation_note(self._paused_s / passed))
-        self.notes.append(
-            "Times come from a progress bar, which shows whole seconds, and are means over spans "
-            f"of {_MIN_SECONDS} s or of all that it shows, so single iterations are not visible."
-        )
+                self.notes.append(NOTES["evaluation"].format(format_ratio(self._paused_s / passed)))
+        self.notes.append(NOTES["bar"].format(_MIN_SECONDS))
 
     def _add_start(self, bar: _Bar) -> None:
         """What passed before a bar is first seen: a slow start, or else another usual time."""
@@ -169,25 +167,20 @@ class BarGrammar(Grammar):
         if not self.rows or not start:
             return
         ratio = start / (self.rows[0].duration_ns or start)
+        off = [abs(each * step - second) - half * step for step, second, each, half in bar.rates]
         if ratio > _SLOW_START:
             self.rows.insert(0, Row(step, start, step))
-        elif len(self.rows) == 1 and not 1 / _CHANGED < ratio < _CHANGED and _is_mean(bar):
+        elif (
+            len(self.rows) == 1 and not 1 / _CHANGED < ratio < _CHANGED and max(off, default=0) <= 1
+        ):
             what = "epochs" if bar.is_of_epochs else "iterations"
-            self.notes.append(
-                f"The log does not say why the {step:,} {what} before these took "
-                f"{format_duration(start)} each."
-            )
+            self.notes.append(NOTES["before"].format(step, what, format_duration(start)))
 
-    def _tell_which(self, bars: Mapping[tuple[bytes, int], _Bar], longest: _Bar) -> None:
-        """Say that several bars without labels may be those of other loops than the training."""
-        if len(bars) < 2 or any(bar.is_of_training or bar.is_of_epochs for bar in bars.values()):
-            return
-        total = next(total for (_, total), bar in bars.items() if bar is longest)
-        self.name = f"the progress bar of {total:,} steps"
-        self.notes.append(
-            f"The log does not say which of its {len(bars)} bars is that of the training: these "
-            "are the times of the one that ran longest."
-        )
+    def _tell_which(self, bars: Collection[_Bar]) -> None:
+        """Say that of several bars without labels any may be that of the training."""
+        if len(bars) > 1 and not any(bar.is_of_training or bar.is_of_epochs for bar in bars):
+            self.name = "the progress bar that ran longest"
+            self.notes.append(NOTES["unnamed_bars"].format(len(bars)))
 
 
 @lru_cache(256)
@@ -218,19 +211,6 @@ def _bars(block: bytes) -> list[int]:
 
 def _seconds(bar: _Bar) -> int:
     return bar.last_second - bar.first_second
-
-
-def _spans(bar: _Bar) -> list[Row]:
-    """Means over spans; few of a bar that is first seen late do not tell a slow start."""
-    is_late = bar.first_step >= _MIN_STEPS and len(bar.rows) < _FEWEST_SPANS
-    return [] if is_late else bar.rows
-
-
-def _is_mean(bar: _Bar) -> bool:
-    """Whether the rates that a bar shows are means since its start."""
-    return all(
-        abs(each * step - second) <= 1 + half * step for step, second, each, half in bar.rates
-    )
 
 
 def _whole(bar: _Bar, least: int = _MIN_SPAN) -> list[Row]:
