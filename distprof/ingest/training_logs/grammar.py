@@ -19,12 +19,15 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from distprof.bounds import Patterns, byte_patterns_beside
+from distprof.bounds import Patterns, byte_patterns_beside, table_beside
 from distprof.run.logs import TrainingFacts, TrainingLog
 from distprof.schema import ABSENT, Floats, Int64Array
 from distprof.units import NS_PER_MS, NS_PER_S, format_ratio
 
 RATES = ("samples_per_s", "tokens_per_s", "tokens_per_s_per_device", "tflops", "loss")
+
+_MOST = {"samples_per_s": 1e10, "tokens_per_s": 1e12, "tokens_per_s_per_device": 1e9, "tflops": 1e5}
+"""Rates that no job reaches: beyond, a counter of the program is wrong."""
 
 MAX_ROWS = 500_000
 MAX_TIMERS = 200
@@ -46,6 +49,9 @@ def byte_patterns(name: str) -> Patterns[bytes]:
     """The regular expressions of a table of the readers, by name."""
     return byte_patterns_beside(__package__, name, NUMBER=NUMBER.decode())
 
+
+NOTES: Mapping[str, str] = table_beside(__package__, "notes.toml")
+"""What readers must know about times, by name; numbers are filled in."""
 
 _STAMP = re.compile(
     rb"(?:(\d{4})[-/])?(\d\d)(?:[-/]|(?<=\b[IWEF]\d\d))(\d\d)"
@@ -220,14 +226,6 @@ def use_notes(share: float, of: str) -> list[str]:
     return [f"{USE}{of.format(format_ratio(share))}", *[tiny] * (share < _TINY)]
 
 
-def evaluation_note(share: float) -> str:
-    """What evaluations take; reports lead with it."""
-    return (
-        f"Evaluation takes {format_ratio(share)} of the training, which iteration times leave out: "
-        "evaluate less often, or on fewer samples."
-    )
-
-
 # The log ------------------------------------------------------------------------------------------
 
 _AXES = ("tp", "pp", "dp", "cp", "ep")
@@ -259,18 +257,17 @@ def to_log(
     rows = _timed_by_stamps(rows, notes)
     timers = {name: _timer(values, kept, len(rows)) for name, values in chosen.timers.items()}
     if chosen.is_full:
-        notes.append(
-            f"The log exceeds the limit on reports or timers: distprof keeps {len(rows):,} reports "
-            f"(limit {MAX_ROWS:,})."
-        )
+        notes.append(NOTES["full"].format(len(rows), MAX_ROWS))
     iteration = _ints(row.iteration for row in rows)
+    rates = {name: _floats([getattr(row, name) for row in rows]) for name in RATES}
+    notes += _without_impossible(rates)
     return TrainingLog(
         origin=chosen.name,
         files=tuple(files),
         iteration=iteration,
         span=_spans(rows),
         duration_ns=_ints(row.duration_ns for row in rows),
-        **{name: _floats([getattr(row, name) for row in rows]) for name in RATES},
+        **rates,
         printed_samples_per_s=_floats(next((g.rates for g in (chosen, *others) if g.rates), [])),
         timers=timers,
         is_of_slowest_ranks=chosen.is_of_slowest_ranks,
@@ -281,6 +278,17 @@ def to_log(
         num_restarts=int(np.sum(np.diff(iteration[iteration != ABSENT]) < 0)),
         notes=tuple(notes),
     )
+
+
+def _without_impossible(rates: dict[str, Floats]) -> list[str]:
+    """Drop rates that no job reaches; notes on the highest ones."""
+    notes = []
+    for name, most in _MOST.items():
+        if (is_wrong := rates[name] > most).any():
+            unit = name.replace("_per_s", "/s").replace("_per_device", " per GPU")
+            notes.append(NOTES["impossible"].format(f"{rates[name][is_wrong].max():.3g} {unit}"))
+            rates[name][is_wrong] = np.nan
+    return notes
 
 
 def _has_times(grammar: Grammar) -> tuple[bool, bool]:

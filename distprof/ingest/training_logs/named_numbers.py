@@ -26,6 +26,7 @@ import msgspec
 from distprof.ingest.output.read import prefix_rank
 from distprof.ingest.training_logs.grammar import (
     MAX_COUNT,
+    NOTES,
     Grammar,
     Row,
     byte_patterns,
@@ -111,7 +112,7 @@ class PhasesGrammar(Grammar):
         if most < 2 or len(units) > 1 or not _WORK & iterations[0].keys():
             return
         if not self._found[0][2]:
-            self.notes.append("The log names no unit of times: distprof reads them as seconds.")
+            self.notes.append(NOTES["no_unit"])
         is_known = True
         for phases in (one for one in iterations if len(one) == most):
             parts = sum(time for name, time in phases.items() if name)
@@ -120,10 +121,7 @@ class PhasesGrammar(Grammar):
             self.add(Row(None, duration_ns=s_to_ns(max(parts, whole))))
             self.add_seconds(phases)
         if not is_known:
-            self.notes.append(
-                "The log does not say how long a whole iteration takes: shares are those of the "
-                "phases that distprof knows by name."
-            )
+            self.notes.append(NOTES["known_phases"])
         self._found.clear()
 
 
@@ -158,10 +156,7 @@ class NamedNumbersGrammar(Grammar):
         if span > 1 and found[0].is_bare and _by_stamps(found) is None:
             is_of_all = usual >= _LONG_S and span >= _MANY and not _is_since_start(found)
             factor /= span if is_of_all else 1
-            self.notes.append(
-                "The log does not say whether a time is that of one iteration or of all since the "
-                f"last report: distprof reads it as that of {'all' if is_of_all else 'one'}."
-            )
+            self.notes.append(NOTES["one_or_all"].format("all" if is_of_all else "one"))
         for one, duration in zip(found, _durations(found, factor), strict=True):
             self.add(one.row._replace(duration_ns=s_to_ns(duration)))
             self.add_seconds({name: time * factor for name, time in one.phases.items()})
@@ -174,7 +169,7 @@ class NamedNumbersGrammar(Grammar):
             return 1.0
         stamped = _by_stamps(found)
         if stamped is None:
-            self.notes.append("The log names no unit of times: distprof reads them as seconds.")
+            self.notes.append(NOTES["no_unit"])
             return 1.0
         if _is_ascending(times):
             times = [b - a for a, b in pairwise(times)]
@@ -219,12 +214,8 @@ def _time(found: re.Match[bytes] | None) -> tuple[float | None, bool]:
     if found is None or value is None or value < 0:
         return None, False
     groups = found.groupdict()
-    unit = groups.get("unit") or groups.get("in")
-    name = groups.get("name") or b""
-    if unit is None and name.startswith((b"ms/", b"ms per", b"ms_per")):
-        unit = b"ms"
-    if unit is None and name.startswith((b"s/", b"sec/", b"sec per", b"sec_per", b"seconds")):
-        unit = b"s"
+    named = _PATTERNS["unit_in_name"].match(groups.get("name") or b"")
+    unit = groups.get("unit") or groups.get("in") or (named and named[1])
     return (value, False) if unit is None else (value * _UNITS[unit], True)
 
 

@@ -19,6 +19,7 @@ from distprof.hardware import load_sheet
 from distprof.ingest.files import DAMAGE, Blocks, opened, read_some, refusing
 from distprof.ingest.training_logs.grammar import (
     AGAIN,
+    NOTES,
     RUN,
     USE,
     Grammar,
@@ -157,10 +158,7 @@ def _with_words(log: TrainingLog, start: bytes) -> TrainingLog:
         notes += use_notes(share, f"{{}} of the bf16 peak ({gpu.title})") if share < 1 else []
     number = log.iteration[log.iteration != ABSENT]
     if len(number) and len(start) < _SMALL and _PATTERNS["stands_still"].match(start):
-        notes.append(
-            f"The log does not say whether the job stands still after iteration {number[-1]:,}: "
-            "dump the stacks of every rank (py-spy dump --pid PID)."
-        )
+        notes.append(NOTES["stands_still"].format(number[-1]))
     return replace(log, notes=(*log.notes, *notes))
 
 

@@ -20,11 +20,11 @@ from distprof.ingest.training_logs.grammar import (
     IMPOSSIBLE,
     LEAST_EVALUATION,
     MAX_COUNT,
+    NOTES,
     NUMBER,
     RATES,
     Grammar,
     Row,
-    evaluation_note,
     line_around,
     ms_to_ns,
     s_to_ns,
@@ -32,6 +32,7 @@ from distprof.ingest.training_logs.grammar import (
     to_float,
     whole_number,
 )
+from distprof.units import format_ratio
 
 _ESCAPES = re.compile(rb"\x1b\[[0-9;]{0,20}m")
 _MULTIPLES = {b"K": 1e3, b"M": 1e6, b"B": 1e9, b"s": 1.0, b"ms": 1e-3, b"us": 1e-6}
@@ -73,6 +74,7 @@ class Wording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     # Properties of the job: name to a regular expression with one group. Such a line is no report.
     # With a `note`, they are counts, and it is made if their sum is large for the reports so far.
     facts: dict[str, str] = msgspec.field(default_factory=dict)
+    is_total: bool = False  # Whether such counts are those since the start.
     # Regular expression for the name of a timer and its ms, searched for in the line's group
     # `phases` or else in the record. Such a line adds timers to the report before it.
     phases: str = ""
@@ -121,8 +123,11 @@ class ReportGrammar(Grammar):
         if wording.facts:
             facts = {name: int(n) for name, n in _values(wording.facts, record).items()}
             if wording.note:
-                facts = {name: n + self.facts.get(name, 0) for name, n in facts.items()}
-                is_often = sum(facts.values()) > max(_MANY, len(self.rows) / 10)
+                before = {name: self.facts.get(name, 0) for name in facts}
+                is_new = any(0 < before[name] < n for name, n in facts.items())
+                if not wording.is_total:
+                    is_new, facts = True, {name: n + before[name] for name, n in facts.items()}
+                is_often = is_new and sum(facts.values()) > max(_MANY, len(self.rows) / 10)
                 self.notes += [wording.note] if is_often and wording.note not in self.notes else []
             self.facts |= facts
         elif wording.breaks:
@@ -155,9 +160,12 @@ class ReportGrammar(Grammar):
             self._is_rate_alone = False
             self._start_again()
         if wording.whole and self._worth < _PRINTED:
-            if not timers.keys() >= set(wording.whole) or not self._is_better(wording):
+            # A paste may end within the last line, behind its two passes.
+            least = wording.whole if wording.worth else wording.whole[:2]
+            if not timers.keys() >= set(least) or not self._is_better(wording):
                 return
-            self.add(Row(iteration=None, duration_ns=sum(timers[name] for name in wording.whole)))
+            ns = sum(timers.get(name, 0) for name in wording.whole)
+            self.add(Row(iteration=None, duration_ns=ns))
             note = wording.note_of_whole or note
         self.add_timers(timers)
         self.is_of_slowest_ranks |= wording.is_of_slowest and bool(self.rows)
@@ -165,16 +173,14 @@ class ReportGrammar(Grammar):
             self.notes.append(note)
 
     def finish(self) -> None:
-        """A few parts of iterations say too little; a rate without a time is that of a batch."""
-        if self._worth < _WHOLE and len(self.rows) < _FEWEST_PARTS:
-            self._start_again()
+        """A few parts of iterations need not be typical; a rate without a time is of a batch."""
+        if self._worth < _WHOLE and 0 < len(self.rows) < _FEWEST_PARTS:
+            self.notes.append(NOTES["few_parts"])
         batch = self.facts.get("global_batch_size")
         if self.rates and batch and not self.rows:
             for rate in self.rates:
                 self.add(Row(iteration=None, duration_ns=s_to_ns(batch / rate), samples_per_s=rate))
-            self.notes.append(
-                "Iteration times are the time of a global batch at the printed throughput."
-            )
+            self.notes.append(NOTES["of_a_batch"])
 
     def _take_report(self, wording: Wording, record: bytes, line: re.Match[bytes]) -> None:
         values = _values(wording.fields, record) | {
@@ -188,7 +194,11 @@ class ReportGrammar(Grammar):
         if 0 < self._paused_s < values.get("whole_s", 0.0) and "per_s" in values:
             share = self._paused_s / values["whole_s"]
             values["per_s"] /= 1 - share
-            self.notes += [evaluation_note(share)] if share >= LEAST_EVALUATION else []
+            self.notes += (
+                [NOTES["evaluation"].format(format_ratio(share))]
+                if share >= LEAST_EVALUATION
+                else []
+            )
         last = self.rows[-1] if self.rows else None
         means: dict[str, float] = {}
         if wording.means:

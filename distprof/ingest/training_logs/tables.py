@@ -22,6 +22,7 @@ from distprof.bounds import Bound
 from distprof.ingest.files import Blocks, decoded, refusing
 from distprof.ingest.training_logs.grammar import (
     MAX_SECONDS,
+    NOTES,
     Grammar,
     Row,
     s_to_ns,
@@ -99,9 +100,7 @@ class ColumnsGrammar(Grammar):
         if found is not None and found.timers:
             self.name = "Ascend's profiler"
         elif found is not None and not any(found.times[0].lower().endswith(u) for u in _UNITS if u):
-            self.notes.append(
-                f"The column {found.times[0]!r} names no unit: distprof reads its times as seconds."
-            )
+            self.notes.append(NOTES["column_without_unit"].format(found.times[0]))
 
     def _take(self, entry: Mapping[str, Any], columns: _Columns) -> None:
         times = [_float(entry.get(name)) for name in columns.times]

@@ -8,6 +8,7 @@ Progress bars of programs that print no times::
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from functools import lru_cache
 from statistics import median
 
@@ -18,13 +19,14 @@ from distprof.escape import plain
 from distprof.ingest.training_logs.grammar import (
     LEAST_EVALUATION,
     MAX_COUNT,
+    NOTES,
     Grammar,
     Row,
     byte_patterns,
-    evaluation_note,
     s_to_ns,
     to_float,
 )
+from distprof.units import format_duration, format_ratio
 
 _PATTERNS = byte_patterns("trainers.toml")
 _MAX_BARS = 100
@@ -43,6 +45,7 @@ _FEWEST_STEPS = 10
 """From this step on, the rate that a bar shows is no longer that of its slow first steps."""
 
 _DIGITS, _ALIKE = 5, 1.5  # Least ratio of times to their errors, and most of two that are alike.
+_FEWEST_SPANS, _CHANGED = 3, 1.25  # Spans, and ratio of the time before them from which it is told.
 _SLOW_START = 2  # Ratio of the first steps to later ones from which they are a warm-up.
 
 _FAR_LONGER = 10
@@ -59,7 +62,7 @@ class _Bar(msgspec.Struct):
     last_step: int
     last_second: int
     is_of_epochs: bool = False  # Whether its label or unit says that it counts epochs.
-    is_of_training: bool = False  # Whether its label says that it counts iterations.
+    is_of_training: bool = False  # Whether its label says so, or it shows a loss.
 
     most_seconds: int = 0
     # As printed: step, whole seconds, seconds per step, and half of its last digit.
@@ -102,6 +105,7 @@ class BarGrammar(Grammar):
                 self._follow(bar, int(step), second)
             bar.most_seconds = max(bar.most_seconds, second)
             bar.is_of_epochs |= is_of_epochs
+            is_of_training |= bool(_PATTERNS["shows_loss"].match(block, match.start()))
             bar.is_of_training |= is_of_training
             each = to_float(rate) or 0.0
             if each and int(step) and len(bar.rates) < _MAX_RATES:
@@ -138,26 +142,45 @@ class BarGrammar(Grammar):
             if label and not longest.is_of_training and _seconds(named[other]) > least:
                 longest = named[other]
                 self.name = f"the progress bar “{plain(label[:-1].decode('utf-8', 'replace'))}”"
-            self.rows = longest.rows or _whole(longest) or _printed(longest) or _whole(longest, 2)
-            self.rows = self.rows or _since_start(longest)
-            step = longest.first_step
-            start = s_to_ns(longest.first_second / step) if step > 0 else None
-            if self.rows and start and start > _SLOW_START * (self.rows[0].duration_ns or start):
-                self.rows.insert(0, Row(step, start, step))
+            # Few spans of a bar that is first seen late do not tell a slow start.
+            is_late = longest.first_step >= _MIN_STEPS and len(longest.rows) < _FEWEST_SPANS
+            self.rows = (not is_late and longest.rows) or _whole(longest) or _printed(longest)
+            self.rows = self.rows or _whole(longest, 2) or _since_start(longest)
+            self._add_start(longest)
+            self._tell_which(bars.values())
             evaluations = [b for (n, _), b in named.items() if _PATTERNS["of_evaluation"].search(n)]
             evaluated = sum(bar.most_seconds for bar in evaluations)
             share = evaluated / (evaluated + longest.most_seconds or 1)
             if longest not in evaluations and share >= LEAST_EVALUATION:
-                self.notes.append(evaluation_note(share))
+                self.notes.append(NOTES["evaluation"].format(format_ratio(share)))
             passed, span = _seconds(longest), longest.last_step - longest.first_step
             if span and LEAST_EVALUATION * passed < self._paused_s < passed:
                 ns = s_to_ns((passed - self._paused_s) / span)
                 self.rows = [Row(iteration=longest.last_step, duration_ns=ns, span=span)]
-                self.notes.append(evaluation_note(self._paused_s / passed))
-        self.notes.append(
-            "Times come from a progress bar, which shows whole seconds, and are means over spans "
-            f"of {_MIN_SECONDS} s or of all that it shows, so single iterations are not visible."
-        )
+                self.notes.append(NOTES["evaluation"].format(format_ratio(self._paused_s / passed)))
+        self.notes.append(NOTES["bar"].format(_MIN_SECONDS))
+
+    def _add_start(self, bar: _Bar) -> None:
+        """What passed before a bar is first seen: a slow start, or else another usual time."""
+        step = bar.first_step
+        start = s_to_ns(bar.first_second / step) if step > 0 else None
+        if not self.rows or not start:
+            return
+        ratio = start / (self.rows[0].duration_ns or start)
+        off = [abs(each * step - second) - half * step for step, second, each, half in bar.rates]
+        if ratio > _SLOW_START:
+            self.rows.insert(0, Row(step, start, step))
+        elif (
+            len(self.rows) == 1 and not 1 / _CHANGED < ratio < _CHANGED and max(off, default=0) <= 1
+        ):
+            what = "epochs" if bar.is_of_epochs else "iterations"
+            self.notes.append(NOTES["before"].format(step, what, format_duration(start)))
+
+    def _tell_which(self, bars: Collection[_Bar]) -> None:
+        """Say that of several bars without labels any may be that of the training."""
+        if len(bars) > 1 and not any(bar.is_of_training or bar.is_of_epochs for bar in bars):
+            self.name = "the progress bar that ran longest"
+            self.notes.append(NOTES["unnamed_bars"].format(len(bars)))
 
 
 @lru_cache(256)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from distprof.artefacts.record import shared_fields
 from distprof.costs.pipeline import bubble_fraction
+from distprof.ingest.training_logs.grammar import NOTES
 from distprof.run.logs import TrainingLog
 from distprof.run.run import Run
 from distprof.schema import ABSENT, Floats, Int64Array
@@ -338,9 +338,8 @@ def _timer(
 
 
 def _compute_ratio(timers: tuple[TrainingTimer, ...]) -> float | None:
-    by_name: Mapping[str, TrainingTimer] = {timer.name: timer for timer in timers}
-    ratios = [by_name[name].ratio for name in _COMPUTE if name in by_name]
-    known = [ratio for ratio in ratios if ratio is not None]
+    by_name = {timer.name: timer.ratio for timer in timers}
+    known = [ratio for name in _COMPUTE if (ratio := by_name.get(name)) is not None]
     return sum(known) if len(known) == len(_COMPUTE) else None
 
 
@@ -389,20 +388,14 @@ def _limits(log: TrainingLog, timers: tuple[TrainingTimer, ...]) -> tuple[str, .
     if not (log.duration_ns != ABSENT).any():
         limits.append("The log has no iteration times.")
     elif int(np.median(log.span)) > 1:
-        limits.append(
-            f"Reports are means of {int(np.median(log.span)):,} iterations each, so single slow "
-            "iterations cannot be seen."
-        )
+        limits.append(NOTES["means"].format(int(np.median(log.span))))
     known = {name: ns[ns != ABSENT] for name, ns in log.timers.items() if (ns != ABSENT).any()}
     if known and not timers:
         longest = sorted(known, key=lambda name: -known[name][-1])[:3]
         named = ", ".join(f"{name} {format_duration(known[name][-1])}" for name in longest)
         limits.append(f"{ONLY_FIRST} has timers: {named}.")
     if log.facts.mesh.get("pp", 1) > 1 and _compute_ratio(timers) is None:
-        limits.append(
-            "The log has no forward-compute and backward-compute timers, so the idle time of the "
-            "pipeline is unknown (Megatron-LM prints them with --timing-log-level 2)."
-        )
+        limits.append(NOTES["no_timers_of_passes"])
     if log.num_unknown:
         limits.append(f"Lines that look like reports but are not: {log.num_unknown:,}.")
     return tuple(limits)

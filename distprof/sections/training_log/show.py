@@ -34,8 +34,9 @@ _FEW_REPORTS, _FAR_LONGER = 3, 10
 
 _SKEWED = 1.5  # Ratio of the mean to the median
 
-_TOLD = ("The log does not say", "The log names no unit", "So little use")
-"""Beginnings of notes on which every time depends, or that follow from the use of the GPU."""
+_SHORT = "GPU memory is short"
+_TOLD = (_SHORT, "The log does not say", "The log names no unit", "So little use")
+"""Beginnings of notes on which every time depends, or, at the end, that ask for a larger batch."""
 
 _TABLE = table_beside(__package__, "phases.toml")
 _PHASES = {phase: re.compile(known) for phase, known in _TABLE["timers"].items()}
@@ -49,6 +50,7 @@ def training_verdict(report: Report) -> VerdictText:
     if not _is_alone(report):
         return None
     log = report.training_log
+    is_short = any(note.startswith(_SHORT) for note in log.unavailable)
     nccl = nccl_verdict(report)
     nccl_line = nccl[0] if nccl else ""
     line, undecided = _line(log), ("", "")
@@ -64,9 +66,9 @@ def training_verdict(report: Report) -> VerdictText:
         *(_waiting(log), _reducing(log), _advice(log), _input_sentence(log), slower_sentence(log)),
         *(_slow_sentence(log), f"Throughput: {rates}." if (rates := rate_text(log)) else ""),
         *(nccl_line, _left_out(log)),
-        *(note for note in log.unavailable if note.startswith(_TOLD)),
+        *(note for note in log.unavailable if note.startswith(_TOLD[: -1 if is_short else None])),
     )
-    reasons = tuple(sentence for sentence in why if sentence and sentence not in line)
+    reasons = tuple(dict.fromkeys(each for each in why if each and each not in line))
     compared = scaling_lines(report.scaling_table)
     of_log = next((note for note in log.unavailable if note.startswith((RUN, AGAIN))), "")
     of_runs = compared[0] if compared else of_log
@@ -137,6 +139,8 @@ def _what(log: TrainingLogResult) -> str:
     """What the times are those of: a bar may count something else than iterations."""
     if log.origin.endswith("epochs"):
         return "An epoch"
+    if any(note.endswith("an iteration is a micro-batch.") for note in log.unavailable):
+        return "A micro-batch"
     return "A step" if log.origin.startswith("the progress bar") else "An iteration"
 
 
@@ -152,7 +156,10 @@ def _line(log: TrainingLogResult) -> str:
         time = f"{_what(log)} usually takes {usual}, {longest}: that makes the mean {mean}"
     use = next((n.removeprefix(USE) for n in log.unavailable if n.startswith(USE)), "")
     if log.idle_ratio is None:
-        more = f", at {use}." if use and not _is_skewed(log) else _of_reports(log)
+        use = f", at {use}" if use and not _is_skewed(log) else ""
+        if any(note.startswith(_SHORT) for note in log.unavailable):
+            use += f", and {_SHORT}"
+        more = f"{use}." if use else _of_reports(log)
         return f"{time}{_phases(log, len(time)) or more}"
     who = f"the {log.timer_stage} stage" if log.timer_stage else "the slowest rank"
     if log.mesh.get("pp", 1) < 2:
@@ -261,7 +268,7 @@ def _reducing(log: TrainingLogResult) -> str:
         if ratio >= MIN_IDLE_RATIO or log.origin == "DeepSpeed":
             return (
                 f"The reduction of gradients ({timer.name}) takes "
-                f"{format_duration(timer.mean_ns)}, {format_ratio(ratio)} of an iteration."
+                f"{format_duration(timer.mean_ns)}, {format_ratio(ratio)} of {_what(log).lower()}."
             )
     return ""
 

@@ -218,6 +218,18 @@ def test_a_deepspeed_log_with_flushes_of_the_allocator_is_short_of_memory(tmp_pa
     assert "memory" not in distprof.analyze(once).verdict.detail
 
 
+def test_retries_of_the_allocator_count_only_if_they_rise(tmp_path):
+    step = "2026-01-01 12:00:{n:02},500 - root - INFO - step: {n}  loss:  7.9  memory: 12.30GiB\n"
+    retries = (
+        "[titan] 2026-01-01 12:00:00,500 - root - WARNING - {n} CUDA memory allocation retries.\n"
+    )
+    rising, steady = tmp_path / "rising.log", tmp_path / "steady.log"
+    rising.write_text("".join(step.format(n=n) + retries.format(n=n + 3) for n in range(1, 20)))
+    steady.write_text("".join(step.format(n=n) + retries.format(n=9) for n in range(1, 20)))
+    assert "GPU memory is short" in distprof.analyze(rising).verdict.headline
+    assert "memory" not in " ".join(distprof.analyze(steady).training_log.unavailable)
+
+
 @pytest.mark.parametrize(
     ("label", "is_training"),
     [("Steps: ", True), ("Epoch 0: ", True), ("Training: ", True), ("Map: ", False),
