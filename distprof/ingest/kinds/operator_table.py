@@ -4,7 +4,8 @@ Columns have had many names: ``Self CUDA``, ``Self CUDA total``, ``Self XPU``, `
 ``# of Calls``, ``Number of Calls``. These names and what values look like distinguish them,
 because people paste them with tabs, in Markdown, wrapped, or with single spaces. Rows copied
 without their header have the columns that torch prints by default. Functions as cProfile,
-line_profiler and ``py-spy top`` list them are read as operators of the CPU. Source:
+line_profiler and ``py-spy top`` list them are read as operators of the CPU, and kernels of any
+program, with times that have a unit, as those of the device. Source:
 pytorch/pytorch, ``torch/autograd/profiler_util.py``; CPython, ``Lib/pstats.py``.
 """
 
@@ -88,7 +89,7 @@ def read_operator_table(source: str) -> OperatorTable:
     if not _PATTERNS["header"].search(text):
         for header, layout in _layouts():
             if found := header.search(text):
-                return _listed(source, text, found.end(), layout, is_headed=bool(found[0]))
+                return _listed(source, text, found, layout)
     return _operators(source, text.splitlines())
 
 
@@ -105,15 +106,16 @@ def _sections(text: str, row: re.Pattern[str]) -> list[tuple[str, int, str]]:
     return [*longest, *(one for one in every if longest and one is not longest[0])]
 
 
-def _listed(
-    source: str, text: str, start: int, layout: _Layout, *, is_headed: bool
-) -> OperatorTable:
-    """The table of functions or kernels whose header ends at a position."""
+def _listed(source: str, text: str, header: re.Match[str], layout: _Layout) -> OperatorTable:
+    """The table of functions or kernels below a header, which may name the unit of its times."""
     row = re.compile(layout.row)
     sections = _sections(text, row)
     unit, printed = (_PATTERNS[name].search(text) for name in ("unit", "whole"))
-    body = sections[0][2] if sections else text[start:]
-    scale = 1e9 * float(unit[1]) if unit else _NS[layout.unit]
+    body = sections[0][2] if sections else text[header.end() :]
+    first, *others = _PATTERNS["next_table"].split(body)  # one of other columns is left out
+    body = "\n".join([first, *filter(header.re.match, others)])
+    named = (header.groupdict().get("unit") or layout.unit).lower()
+    scale = 1e9 * float(unit[1]) if unit else _NS[named]
     are_kernels = "all" not in row.groupindex
     found: dict[str, TableOperator] = {}
     whole = _Whole()
@@ -145,7 +147,7 @@ def _listed(
         device=layout.device if are_kernels else "",
         self_cpu_ns=cpu_ns,
         self_device_ns=whole.ns if are_kernels else None,
-        is_from_top=is_headed,
+        is_from_top=bool(header[0]),
         actions=tuple(section[:2] for section in sections),
     )
 
