@@ -4,8 +4,7 @@ Columns have had many names: ``Self CUDA``, ``Self CUDA total``, ``Self XPU``, `
 ``# of Calls``, ``Number of Calls``. These names and what values look like distinguish them,
 because people paste them with tabs, in Markdown, wrapped, or with single spaces. Rows copied
 without their header have the columns that torch prints by default. Functions as cProfile,
-line_profiler and ``py-spy top`` list them are read as operators of the CPU, and kernels of any
-program, with times that have a unit, as those of the device. Source:
+line_profiler and ``py-spy top`` list them are read as operators of the CPU. Source:
 pytorch/pytorch, ``torch/autograd/profiler_util.py``; CPython, ``Lib/pstats.py``.
 """
 
@@ -139,9 +138,8 @@ def _listed(source: str, text: str, header: re.Match[str], layout: _Layout) -> O
     if not 0 < len(found) <= MAX_ROWS:
         _refuse(source, f"{len(found):,} readable rows")
     total = _scaled(printed[1], 1e9) if printed else None if are_kernels else whole.ns
-    cpu_ns = sections[0][1] if sections else total
-    if layout.is_tree:
-        cpu_ns = cpu_ns or max(one.cpu_ns for one in found.values())
+    longest = max(one.cpu_ns for one in found.values()) if layout.is_tree else 0
+    cpu_ns = sections[0][1] if sections else total or longest or total
     return OperatorTable(
         operators=tuple(found.values()),
         device=layout.device if are_kernels else "",

@@ -180,10 +180,8 @@ MIN_NAMED_RATIO, MIN_LAUNCH_RATIO = 0.08, 0.05
 
 _LAUNCHING, _WAITING = "launching kernels", "waiting for the GPU"
 _FEW_CALLS, _COLD_CALLS = 2, 10
-_MANY_CALLS, _SHORT_NS = 10_000, 5_000
-"""Kernels or copies this short wait for their launches if there are this many."""
-_SPAN_NS = 100_000
-"""CPU time per kernel above which the CPU does more than launching small ones."""
+_MANY_CALLS, _SHORT_NS, _SPAN_NS = 10_000, 5_000, 100_000
+"""Kernels or copies this short, or with so little CPU time each, wait for their launches."""
 
 _COPIES = re.compile(r"aten::(?:copy_|to|_to_copy|clone|contiguous)")
 
@@ -406,10 +404,8 @@ def _known_work(result: OperatorTableResult) -> list[str]:
     of = f"{format_duration(total)} ({format_ratio(spent[what] / total)})"
     if not result.self_cpu_ns and spent[what] == total:  # the row itself is all that is known
         share, of = "The longest row", "an unknown whole"
-    return [
-        f"{share} of {where} is {what}: {format_duration(spent[what])} of {of}.",
-        *filter(None, (_advice(what, result),)),
-    ]
+    said = f"{share} of {where} is {what}: {format_duration(spent[what])} of {of}."
+    return [said, *_advice(what, result)]
 
 
 def _of_action(result: OperatorTableResult) -> list[str]:
@@ -458,28 +454,33 @@ def _of_the_top(result: OperatorTableResult) -> list[str]:
 
 
 def _launches(result: OperatorTableResult) -> list[str]:
-    """What many launches say, one soon after the other: the kernels take no longer than that."""
+    """What launches say: many with little time from one to the next are of kernels that short."""
     rows = [row for row in result.rows if re.search(_TABLE["work"][_LAUNCHING], row.name)]
     calls, spent = (sum(getattr(r, f) for r in rows) for f in ("num_calls", "self_cpu_ns"))
     whole = result.self_cpu_ns or 0
-    is_fast = MIN_LAUNCH_RATIO * whole <= spent <= whole <= calls * _SPAN_NS
-    if calls < _MANY_CALLS or not spent or not is_fast:
+    is_long = spent > calls * _SPAN_NS
+    is_fast = calls >= _MANY_CALLS and whole <= calls * _SPAN_NS
+    is_said = is_long or (is_fast and any("::" in row.name for row in result.rows))
+    if not calls or not is_said or not 0 < MIN_LAUNCH_RATIO * whole <= spent <= whole:
         return []
-    said = _say(_LAUNCHING, calls=calls, share=_share(spent, whole), each=whole / calls)
-    return [said, _TABLE["say"]["small kernels"]]
+    kind, each = ("long launches", spent) if is_long else (_LAUNCHING, whole)
+    said = _say(kind, calls=calls, share=_share(spent, whole), each=each / calls)
+    return [said, _TABLE["say"][f"after {kind}"]]
 
 
 def _share(spent: int, whole: int) -> str:
     return f"{format_duration(spent)} of {format_duration(whole)} ({format_ratio(spent / whole)})"
 
 
-def _advice(what: str, result: OperatorTableResult) -> str:
+def _advice(what: str, result: OperatorTableResult) -> list[str]:
     """What to do about work of the CPU, unless a row shows that it is not loading data."""
     loader, step = result.loader_ns, result.step_ns or 0
     if loader is not None and loader < _LITTLE * step and what.startswith("Python code"):
-        told: str = _TABLE["advice"]["Python code, and no loading of data"]
-        return told.format(loader=format_duration(loader))
-    return str(_TABLE["advice"].get(what, ""))
+        what = "Python code, and no loading of data"
+    if what == _LAUNCHING and (launches := _launches(result)):
+        return launches
+    told = fill(_TABLE["advice"].get(what, ""), loader=loader)
+    return [told] if told else []
 
 
 def _of_step(result: OperatorTableResult) -> list[str]:
