@@ -88,7 +88,7 @@ def read_operator_table(source: str) -> OperatorTable:
     if not _PATTERNS["header"].search(text):
         for header, layout in _layouts():
             if found := header.search(text):
-                return _listed(source, text, found.end(), layout, is_headed=bool(found[0]))
+                return _listed(source, text, found, layout)
     return _operators(source, text.splitlines())
 
 
@@ -105,15 +105,16 @@ def _sections(text: str, row: re.Pattern[str]) -> list[tuple[str, int, str]]:
     return [*longest, *(one for one in every if longest and one is not longest[0])]
 
 
-def _listed(
-    source: str, text: str, start: int, layout: _Layout, *, is_headed: bool
-) -> OperatorTable:
-    """The table of functions or kernels whose header ends at a position."""
+def _listed(source: str, text: str, header: re.Match[str], layout: _Layout) -> OperatorTable:
+    """The table of functions or kernels below a header, which may name the unit of its times."""
     row = re.compile(layout.row)
     sections = _sections(text, row)
     unit, printed = (_PATTERNS[name].search(text) for name in ("unit", "whole"))
-    body = sections[0][2] if sections else text[start:]
-    scale = 1e9 * float(unit[1]) if unit else _NS[layout.unit]
+    body = sections[0][2] if sections else text[header.end() :]
+    first, *others = _PATTERNS["next_table"].split(body)  # one of other columns is left out
+    body = "\n".join([first, *filter(header.re.match, others)])
+    named = (header.groupdict().get("unit") or layout.unit).lower()
+    scale = 1e9 * float(unit[1]) if unit else _NS[named]
     are_kernels = "all" not in row.groupindex
     found: dict[str, TableOperator] = {}
     whole = _Whole()
@@ -137,15 +138,14 @@ def _listed(
     if not 0 < len(found) <= MAX_ROWS:
         _refuse(source, f"{len(found):,} readable rows")
     total = _scaled(printed[1], 1e9) if printed else None if are_kernels else whole.ns
-    cpu_ns = sections[0][1] if sections else total
-    if layout.is_tree:
-        cpu_ns = cpu_ns or max(one.cpu_ns for one in found.values())
+    longest = max(one.cpu_ns for one in found.values()) if layout.is_tree else 0
+    cpu_ns = sections[0][1] if sections else total or longest or total
     return OperatorTable(
         operators=tuple(found.values()),
         device=layout.device if are_kernels else "",
         self_cpu_ns=cpu_ns,
         self_device_ns=whole.ns if are_kernels else None,
-        is_from_top=is_headed,
+        is_from_top=bool(header[0]),
         actions=tuple(section[:2] for section in sections),
     )
 

@@ -179,9 +179,9 @@ MIN_NAMED_RATIO, MIN_LAUNCH_RATIO = 0.08, 0.05
 """Share of the CPU's time from which a name, and launches of kernels, are worth a sentence."""
 
 _LAUNCHING, _WAITING = "launching kernels", "waiting for the GPU"
-_FEW_CALLS = 2
-_MANY_CALLS, _SHORT_NS = 10_000, 5_000
-"""Kernels or copies this short wait for their launches if there are this many."""
+_FEW_CALLS, _COLD_CALLS = 2, 10
+_MANY_CALLS, _SHORT_NS, _SPAN_NS = 10_000, 5_000, 100_000
+"""Kernels or copies this short, or with so little CPU time each, wait for their launches."""
 
 _COPIES = re.compile(r"aten::(?:copy_|to|_to_copy|clone|contiguous)")
 
@@ -404,10 +404,8 @@ def _known_work(result: OperatorTableResult) -> list[str]:
     of = f"{format_duration(total)} ({format_ratio(spent[what] / total)})"
     if not result.self_cpu_ns and spent[what] == total:  # the row itself is all that is known
         share, of = "The longest row", "an unknown whole"
-    return [
-        f"{share} of {where} is {what}: {format_duration(spent[what])} of {of}.",
-        *filter(None, (_advice(what, result),)),
-    ]
+    said = f"{share} of {where} is {what}: {format_duration(spent[what])} of {of}."
+    return [said, *_advice(what, result)]
 
 
 def _of_action(result: OperatorTableResult) -> list[str]:
@@ -452,24 +450,37 @@ def _of_the_top(result: OperatorTableResult) -> list[str]:
         who = f"{name} and what it calls take" if calls == 1 else f"{calls} rows of {name} take"
         said.append(f"{who} {_share(known[name], cpu_ns)} on the CPU.")
         said += [_TABLE["say"][_WAITING]] * bool(re.search(_TABLE["work"][_WAITING], name))
-    launches = [row for row in result.rows if re.search(_TABLE["work"][_LAUNCHING], row.name)]
-    calls, spent = (sum(getattr(r, f) for r in launches) for f in ("num_calls", "self_cpu_ns"))
-    if calls >= _MANY_CALLS and spent >= MIN_LAUNCH_RATIO * cpu_ns:
-        said.append(_say(_LAUNCHING, calls=calls, spent=spent))
-    return said
+    return said + _launches(result)
+
+
+def _launches(result: OperatorTableResult) -> list[str]:
+    """What launches say: many with little time from one to the next are of kernels that short."""
+    rows = [row for row in result.rows if re.search(_TABLE["work"][_LAUNCHING], row.name)]
+    calls, spent = (sum(getattr(r, f) for r in rows) for f in ("num_calls", "self_cpu_ns"))
+    whole = result.self_cpu_ns or 0
+    is_long = spent > calls * _SPAN_NS
+    is_fast = calls >= _MANY_CALLS and whole <= calls * _SPAN_NS
+    is_said = is_long or (is_fast and any("::" in row.name for row in result.rows))
+    if not calls or not is_said or not 0 < MIN_LAUNCH_RATIO * whole <= spent <= whole:
+        return []
+    kind, each = ("long launches", spent) if is_long else (_LAUNCHING, whole)
+    said = _say(kind, calls=calls, share=_share(spent, whole), each=each / calls)
+    return [said, _TABLE["say"][f"after {kind}"]]
 
 
 def _share(spent: int, whole: int) -> str:
     return f"{format_duration(spent)} of {format_duration(whole)} ({format_ratio(spent / whole)})"
 
 
-def _advice(what: str, result: OperatorTableResult) -> str:
+def _advice(what: str, result: OperatorTableResult) -> list[str]:
     """What to do about work of the CPU, unless a row shows that it is not loading data."""
     loader, step = result.loader_ns, result.step_ns or 0
     if loader is not None and loader < _LITTLE * step and what.startswith("Python code"):
-        told: str = _TABLE["advice"]["Python code, and no loading of data"]
-        return told.format(loader=format_duration(loader))
-    return str(_TABLE["advice"].get(what, ""))
+        what = "Python code, and no loading of data"
+    if what == _LAUNCHING and (launches := _launches(result)):
+        return launches
+    told = fill(_TABLE["advice"].get(what, ""), loader=loader)
+    return [told] if told else []
 
 
 def _of_step(result: OperatorTableResult) -> list[str]:
@@ -485,11 +496,24 @@ def _of_one_row(result: OperatorTableResult) -> list[str]:
     """The row that takes most of the CPU's time without what it calls, if one does."""
     top = max(result.rows, key=lambda row: row.self_cpu_ns)
     whole = _cpu_whole(result) or 0
-    if len(result.rows) < _FEWEST_ROWS or top.self_cpu_ns < max(MIN_WORK_RATIO * whole, 1):
-        return []
-    ratio = top.self_cpu_ns / whole
+    ratio = top.self_cpu_ns / (whole or 1)
+    around = _around(result) if ratio < MIN_WORK_RATIO or top.cpu_ns >= _NEARLY * whole else []
+    if around or ratio < MIN_WORK_RATIO or len(result.rows) < _FEWEST_ROWS:
+        return around
     said = _say("itself", name=_named(top), ratio=ratio, spent=top.self_cpu_ns, of=whole)
     return [said, *_advised(top)]
+
+
+def _around(result: OperatorTableResult) -> list[str]:
+    """The innermost operator, or only row, that takes nearly all time with what it calls."""
+    whole, is_one = result.self_cpu_ns or 0, len(result.rows) < _FEWEST_ROWS
+    named = (row for row in result.rows if is_one or re.match(r"\w{1,99}::", row.name))
+    rows = (row for row in named if row.cpu_ns >= _NEARLY * whole > 0)
+    inner = min(rows, key=lambda row: (row.cpu_ns, -row.self_cpu_ns), default=None)
+    if not inner or inner.self_cpu_ns >= _NEARLY * whole:
+        return []
+    ratio, own = inner.cpu_ns / whole, inner.self_cpu_ns / whole
+    return [_say("around", name=_named(inner), ratio=ratio, own=own), *_advised(inner)]
 
 
 def _longest(rows: Sequence[TableRow], field: str) -> str:
@@ -522,6 +546,9 @@ def _cpu_rows(result: OperatorTableResult) -> list[str]:
     elif field != "self_cpu_ns" and len(rows) >= _FEWEST_ROWS:
         calls = [row for row in rows if not row.name.startswith("ProfilerStep")]
         known = [*known, *_with_calls(calls or rows, field, what)]
+    elif whole and not known and len(rows) >= _FEWEST_ROWS:
+        share = _share(rows[0].self_cpu_ns, whole)
+        known = _launches(result) or [_say("spread", name=_named(rows[0]), share=share)]
     is_of_torch = any(row.name.startswith("aten::") for row in rows)
     lacks = lacks or f"The table has only CPU times{_TABLE['record'] * is_of_torch}."
     if len({row.name for row in result.rows}) < _FEWEST_ROWS and not result.self_cpu_ns:
@@ -606,8 +633,10 @@ def _operators(result: OperatorTableResult) -> list[str]:
 
 
 def _advised(top: TableRow) -> list[str]:
-    """What to do about a kernel or operator, by its name."""
-    return [one["text"] for one in _TABLE["copy"] if re.search(one["name"], top.name)]
+    """What to do about a kernel or operator, by its name; few calls on the CPU are often cold."""
+    told = [one["text"] for one in _TABLE["copy"] if re.search(one["name"], top.name)]
+    is_cold = 0 < top.num_calls <= _COLD_CALLS and not (top.self_device_ns or top.device_ns)
+    return [_TABLE["first"]] if told and is_cold else told
 
 
 def _of_top(top: TableRow) -> list[str]:
@@ -622,4 +651,5 @@ def _of_top(top: TableRow) -> list[str]:
 
 def _cut(chip: str, listed: float, *, is_known: bool = False) -> str:
     """What a table without most of its rows leaves open: all, unless one of them says enough."""
-    return _say("cut, but known" if is_known else "cut", chip=chip, ratio=listed)
+    left = min(1 - listed, 0.999)  # never rounded to all
+    return _say("cut, but known" if is_known else "cut", chip=chip, ratio=listed, left=left)

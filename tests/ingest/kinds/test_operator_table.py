@@ -244,3 +244,76 @@ def test_the_tail_of_a_table_says_nothing_of_the_gpu(tmp_path):
     verdict = judge(analyze(open_run(str(path))))
     assert verdict.headline == "What takes most of the CPU's time is not decided"
     assert "only 3.00 % of it" in verdict.detail
+
+
+KERNELS = (
+    "| Kernel Name | Calls | Total Time (us) | Avg (us) |\n|---|--:|--:|--:|\n"
+    "| sum_rows(int) | 10 | 5,000.0 | 500.0 |\n",
+    "| Rank | Kernel | Self CUDA (ms) | % of Total | Calls |\n|---|---|---|---|---|\n"
+    "| 1 | `sum_rows(int)` | 5.0 | 50.0% | 10 |\n",
+    "Kernel         Time (%)   Total Time (ns)   Instances\n-------------  --------   ----------\n"
+    "sum_rows(int)    90.0 %        5000000      10\n",
+    "Name           Calls   Self GPU time (ms)\nsum_rows(int)   10   5.0\n",
+    "| # | Kernel | Count | GPU Time |\n|---|---|---|---|\n| 1 | sum_rows(int) | 10 | 5.00 ms |\n",
+    "Kernel Name | Duration | Count\nsum_rows(int) | 5000us | 10\n",
+)
+
+
+@pytest.mark.parametrize("text", KERNELS)
+def test_kernels_of_any_program_are_read_by_the_names_of_columns(tmp_path, text):
+    path = tmp_path / "pasted.txt"
+    path.write_text(f"Some words before.\n\n{text}\nepoch 3  12  4\n| poll | 90 | 10 |\n")
+    assert fits_operator_table(str(path))
+    (kernel, *_) = read_operator_table(str(path)).operators
+    assert (kernel.name, kernel.num_calls) == ("sum_rows(int)", 10)
+    assert kernel.self_device_ns == 5_000_000
+
+
+@pytest.mark.parametrize(
+    "header", ["Kernel  Total  Count", "kernel time calls", "Kernel panic (s)"]
+)
+def test_a_table_of_kernels_without_a_unit_is_not_guessed(tmp_path, header):
+    path = tmp_path / "pasted.txt"
+    path.write_text(f"{header}\nsum_rows  5  10\n")
+    assert not fits_operator_table(str(path))
+
+
+def cpu_table(*rows):
+    columns = ("Name", "Self CPU %", "Self CPU", "CPU total %", "CPU total", "# of Calls")
+    lines = ("  ".join(cell.rjust(30) for cell in cells) for cells in (columns, *rows))
+    return "\n".join((*lines, "Self CPU time total: 10.000s"))
+
+
+LAUNCHES = (
+    (500_000, "The CPU launches 500,000 small kernels"),
+    (60_000, "No row takes most of the CPU's time"),
+    (9_000, "Launches of kernels take long: 222 µs each, 2.00 s of 10.0 s"),
+)
+
+
+@pytest.mark.parametrize(("calls", "said"), LAUNCHES)
+def test_launches_are_of_small_kernels_only_if_they_follow_soon(tmp_path, calls, said):
+    path = tmp_path / "pasted.txt"
+    launch = ("cudaLaunchKernel", "20.00%", "2.000s", "20.00%", "2.000s", str(calls))
+    others = [(f"aten::op{i}", "20.00%", "2.000s", "20.00%", "2.000s", "10") for i in range(4)]
+    path.write_text(cpu_table(launch, *others))
+    verdict = judge(analyze(open_run(str(path))))
+    assert f"{verdict.headline}. {verdict.detail}".startswith(said)
+
+
+def test_launches_without_times_are_no_share_of_anything(tmp_path):
+    path = tmp_path / "pasted.txt"
+    rows = ("cudaLaunchKernel", "0.00%", "0.000us", "0.00%", "0.000us", "500000")
+    path.write_text(cpu_table(rows, ("aten::mm", "9.00%", "1.000s", "9.00%", "1.000s", "10")))
+    verdict = judge(analyze(open_run(str(path))))
+    assert "small kernels" not in f"{verdict.headline} {verdict.detail} {verdict.why}"
+
+
+@pytest.mark.parametrize(("total", "own"), [("99.50%", "35.00%"), ("60.00%", "35.00%")])
+def test_a_row_that_takes_all_with_what_it_calls_says_so(tmp_path, total, own):
+    path = tmp_path / "pasted.txt"
+    seconds = f"{float(total[:-1]) / 10:.3f}s"
+    path.write_text(cpu_table(("aten::_foreach_div", own, "3.500s", total, seconds, "12")))
+    verdict = judge(analyze(open_run(str(path))))
+    is_said = verdict.headline.startswith("aten::_foreach_div takes 99.5 % of the CPU's time with")
+    assert is_said == (total == "99.50%")
