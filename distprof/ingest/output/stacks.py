@@ -12,6 +12,7 @@ from distprof.bounds import patterns_beside, table_beside
 
 MAX_CALLS = 30
 _MAX_TEXT = 300
+_FEWEST_FRAMES = 3  # of a stack without a head
 _HOW = patterns_beside(__package__, "stacks.toml", LIBRARY=LIBRARY.pattern)
 
 
@@ -120,6 +121,20 @@ def listed_stacks(
         is_listed = all(map(_HOW["listed"].match, frames))
         stacks.append((ranks, calls_of(frames, _HOW["listed"]) if is_listed else tuple(frames)))
     return [(ranks, calls) for ranks, calls in stacks if calls], count
+
+
+def headless_stack(before: Sequence[str], lines: Sequence[str]) -> tuple[tuple[str, ...], int]:
+    """The calls of frames that were copied without the line of their thread, and their lines.
+
+    Other threads of a dump, whose frames follow such a line, tell nothing of what a rank waits for.
+    """
+    above = list(_leading(before[::-1], _HOW["spied"]))
+    own = list(_leading(lines, _HOW["spied"]))
+    frames = [*above[::-1], *own]
+    head = before[-len(above) - 1] if len(above) < len(before) else ""
+    if len(frames) < _FEWEST_FRAMES or _HOW["of_thread"].match(head):
+        return (), 0
+    return calls_of(frames, _HOW["spied"]), len(own)
 
 
 def _chain(text: str) -> list[str]:

@@ -70,6 +70,7 @@ def analyze_ending(run: Run) -> EndingResult:
 def diagnose_output(output: JobOutput) -> EndingResult:
     """The most decisive cause in the output of a job; without any, ``state`` is empty."""
     whole, (output, earlier) = output, _last_run(output)
+    output = _without_title(output)
     has = {event.yields for event in output.events}
     tried = (cause for cause, kinds in _CAUSES.items() if not kinds or has & {*kinds})
     causes = ((cause, found) for cause in tried if (found := cause(output)) is not None)
@@ -96,6 +97,17 @@ def diagnose_output(output: JobOutput) -> EndingResult:
         world_size=output.world_size,
         num_lines=output.num_lines,
     )
+
+
+def _without_title(output: JobOutput) -> JobOutput:
+    """What a job printed, without the title of a thread over it, if it shows a cause itself."""
+    printed = (e for e in output.events if e.again or e.line > 1 or not _is_title(e))
+    own = replace(output, events=tuple(printed))
+    return own if any(cause(own) for cause in _ROOTS) else output
+
+
+def _is_title(event: OutputEvent) -> bool:
+    return event.yields not in UNSAID and bool(words().search("title", event.text))
 
 
 _STARTS = ("set-up", "ready", "joining", "stage")
@@ -1180,8 +1192,11 @@ def _frozen(output: JobOutput) -> EndingResult | None:
     ranks = sorted({event.rank for event in events if event.rank is not None})
     event = min(events, key=lambda e: ("tag" not in e.fields, e.name == "npu-sync"))
     who = name_ranks(ranks) if ranks else "a process"
-    if says := _row(event).says:
-        return _stuck("frozen", says.format(who=who), event, *words().steps["waited"])
+    kinds = {operation_kind(e.fields["op"]) for e in events if "op" in e.fields}
+    where = f" in {', '.join(sorted(kinds))}" if kinds else ""
+    if (row := _row(event)).says:
+        steps = (*words().steps["waited"], *filter(None, (row.advice,)))
+        return _stuck("frozen", row.says.format(who=who, where=where), event, *steps)
     if event.name in words().waited:
         fields, limit = event.fields, event.number("timeout_ms")
         whom = f"rank {fields['remote']}" if "remote" in fields else "another rank"
@@ -1202,8 +1217,6 @@ def _frozen(output: JobOutput) -> EndingResult | None:
     seconds = max((event.number("seconds") or 0 for event in events), default=0)
     happened = f"made no progress for {seconds} s" if seconds else "timed out"
     suspects, behind = _with_fewest_pending(events)
-    kinds = {operation_kind(e.fields["op"]) for e in events if "op" in e.fields}
-    where = f" in {', '.join(sorted(kinds))}" if kinds else ""
     return replace(
         _stuck(
             "frozen",
@@ -1766,6 +1779,9 @@ def _nan(output: JobOutput) -> EndingResult | None:
         *advice_on("nan", ""),
     )
 
+
+_ROOTS = (_host_memory, _xid, _cancelled, _own_errors, _crash)
+"""Causes that follow from no other."""
 
 _CAUSES: dict[Callable[[JobOutput], EndingResult | None], tuple[str, ...]] = {
     _host_memory: (),
