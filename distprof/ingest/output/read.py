@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from distprof.bounds import byte_patterns_beside, patterns_beside, table_beside
 from distprof.ingest.files import DAMAGE, INNER, Blocks, opened
 from distprof.ingest.output.expressions import Expression, expressions, signs
-from distprof.ingest.output.stacks import headed, headless_stack, listed_stacks, stacks_in
+from distprof.ingest.output.stacks import headed, listed_stacks, stacks_in
 from distprof.run.logs import JobOutput, OutputEvent, OutputStack
 from distprof.run.topology import DEFAULT_GROUPS
 
@@ -50,7 +50,6 @@ _MAX_RECORD_TRIES = 500
 _WINDOW = 4_096
 _LINE_END = ord("\n")
 _BEFORE_SIGN = 600
-_MOST_BEFORE_SIGN = 120  # in a line that is quoted
 _MAX_WORLD = 1 << 20
 _MAX_BROKEN = 5
 _LEAST_BROKEN = 60  # shorter lines were not broken by a terminal
@@ -238,13 +237,15 @@ class Reader:
         if self._is_new(row, fields, writer, key):
             short = {name: value[-4 * MAX_TEXT :] if name == "frames" else value[: 2 * MAX_TEXT]
                      for name, value in fields.items()}  # fmt: skip
+            first = max(start, at - 120)
+            first = data.rfind(b" ", max(start, first - 80), first) + 1 or first  # a whole word
             short |= {name: fields[name] for name in ("stalled",) if name in fields}
             self.events[key] = OutputEvent(
                 name=row.name,
                 yields=row.yields,
                 file=shown,
                 line=number,
-                text=_quoted(data, start, at, end),
+                text=cleaned(data[first:end])[:MAX_TEXT].strip(),
                 rank=rank,
                 at_s=self._time_at(data, start, end),
                 fields=short,
@@ -273,12 +274,7 @@ class Reader:
     def _keep_listed(self, data: bytes, first: int, start: int, number: int, shown: str) -> None:
         """Keep stacks that someone listed under the ranks that they are of."""
         texts = (cleaned(data[first:start]), cleaned(data[start : start + _MAX_STACK_BYTES]))
-        lines = [text.splitlines() for text in texts]
-        stacks, count = listed_stacks(*lines)
-        if not stacks:
-            calls, count = headless_stack(*lines)
-            if calls and len(self.stacks) < MAX_STACKS:
-                self.stacks.append(OutputStack(file=shown, line=number, rank=None, calls=calls))
+        stacks, count = listed_stacks(*(text.splitlines() for text in texts))
         self._dumped = (shown, number + count)
         found = (OutputStack(file=shown, line=number, rank=rank, calls=calls)
                  for ranks, calls in stacks for rank in ranks)  # fmt: skip
@@ -329,13 +325,6 @@ class Reader:
     def _with_last(self, key: tuple[object, ...], event: OutputEvent) -> OutputEvent:
         shown, number = self._again.get(key, ("", 0))
         return replace(event, again=number) if shown == event.file else event
-
-
-def _quoted(data: bytes, start: int, at: int, end: int) -> str:
-    """A line, or its part around a sign from the beginning of a word on."""
-    first = max(start, at - _MOST_BEFORE_SIGN)
-    word = data.find(b" ", first, at) + 1 if first > start else first
-    return cleaned(data[word or first : end])[:MAX_TEXT].strip()
 
 
 def _is_noise(near: bytes, row: Expression) -> bool:
