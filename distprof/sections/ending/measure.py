@@ -361,13 +361,16 @@ def _made(
 ) -> EndingResult:
     host = event.fields.get("host", "")
     blamed = ((event.rank,) if event.rank is not None else ()) if ranks is None else ranks
+    quote = f"Line {event.line:,} of {event.file}: {event.text[:_MAX_QUOTE]}"
+    if event.text.endswith("(most recent call last):"):
+        quote = f"Its traceback begins in line {event.line:,} of {event.file}."
     return EndingResult(
         state=state,
         cause=cause,
         verdict=verdict,
         ranks=blamed,
         hosts=(host,) if host else (),
-        why=(*why, f"Line {event.line:,} of {event.file}: {event.text[:_MAX_QUOTE]}"),
+        why=(*why, quote),
         next_steps=steps,
     )
 
