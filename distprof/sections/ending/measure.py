@@ -1755,9 +1755,11 @@ def _nan(output: JobOutput) -> EndingResult | None:
         (event.fields[n] for n in ("step", "iteration", "updates") if n in event.fields), ""
     )
     at = f" at step {int(step):,}" if step else ""
-    what = "The gradient norm" if "norm" in event.fields else "The loss"
-    what = "A gradient" if "grad" in event.fields else what
-    return _made("nan", f"{what} became NaN{at}.", event, *advice_on("nan", what))
+    if "norm" in event.fields:
+        told, steps = f"The gradient norm was NaN{at} and later", advice_on("nan", "norm")
+        return _made("nan", f"{told}.", event, *steps)
+    what = "A gradient" if "grad" in event.fields else "The loss"
+    return _made("nan", f"{what} became NaN{at}.", event, *advice_on("nan", ""))
 
 
 _ROOTS = (_host_memory, _xid, _cancelled, _own_errors, _crash)  # they follow from no other
