@@ -237,13 +237,15 @@ class Reader:
         if self._is_new(row, fields, writer, key):
             short = {name: value[-4 * MAX_TEXT :] if name == "frames" else value[: 2 * MAX_TEXT]
                      for name, value in fields.items()}  # fmt: skip
+            first = max(start, at - 120)
+            first = data.rfind(b" ", max(start, first - 80), first) + 1 or first  # a whole word
             short |= {name: fields[name] for name in ("stalled",) if name in fields}
             self.events[key] = OutputEvent(
                 name=row.name,
                 yields=row.yields,
                 file=shown,
                 line=number,
-                text=cleaned(data[max(start, at - 120) : end])[:MAX_TEXT].strip(),
+                text=cleaned(data[first:end])[:MAX_TEXT].strip(),
                 rank=rank,
                 at_s=self._time_at(data, start, end),
                 fields=short,

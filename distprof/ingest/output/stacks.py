@@ -12,6 +12,8 @@ from distprof.bounds import patterns_beside, table_beside
 
 MAX_CALLS = 30
 _MAX_TEXT = 300
+_FEWEST_FRAMES = 3  # of a stack without a head
+_Listed = tuple[tuple[int | None, ...], tuple[str, ...]]  # ranks and their calls
 _HOW = patterns_beside(__package__, "stacks.toml", LIBRARY=LIBRARY.pattern)
 
 
@@ -88,9 +90,7 @@ def headed(text: str) -> int | None:
     return None
 
 
-def listed_stacks(
-    before: Sequence[str], lines: Sequence[str]
-) -> tuple[list[tuple[tuple[int, ...], tuple[str, ...]]], int]:
+def listed_stacks(before: Sequence[str], lines: Sequence[str]) -> tuple[list[_Listed], int]:
     """Stacks that are listed, each under its ranks, and the number of lines that they take.
 
     Args:
@@ -115,11 +115,22 @@ def listed_stacks(
                 break
             found.clear()
         count = at
-    stacks = []
+    stacks: list[_Listed] = []
     for ranks, frames in found:
         is_listed = all(map(_HOW["listed"].match, frames))
         stacks.append((ranks, calls_of(frames, _HOW["listed"]) if is_listed else tuple(frames)))
-    return [(ranks, calls) for ranks, calls in stacks if calls], count
+    stacks = [(ranks, calls) for ranks, calls in stacks if calls]
+    return (stacks, count) if stacks else _headless(before, lines)
+
+
+def _headless(before: Sequence[str], lines: Sequence[str]) -> tuple[list[_Listed], int]:
+    """A stack whose frames were copied without the line of their thread, and its lines."""
+    above = list(_leading(before[::-1], _HOW["spied"]))
+    own = list(_leading(lines, _HOW["spied"]))
+    head = before[-len(above) - 1] if len(above) < len(before) else ""
+    if len(above) + len(own) < _FEWEST_FRAMES or _HOW["of_thread"].match(head):
+        return [], 0  # other threads tell nothing of what a rank waits for
+    return [((None,), calls_of([*above[::-1], *own], _HOW["spied"]))], len(own)
 
 
 def _chain(text: str) -> list[str]:

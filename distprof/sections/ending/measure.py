@@ -26,20 +26,18 @@ from distprof.sections.ending import FAILED, STUCK, EndingLine, EndingResult
 from distprof.sections.ending.positions import diagnose_positions, operation_kind, timeout_sentences
 from distprof.sections.ending.stacks import diagnose_stacks, stacks_of
 from distprof.sections.ending.words import words
+from distprof.sections.table import counted
 from distprof.units import capitalized, format_bytes, format_duration, name_ranks
 
 _MAX_LINES = 200
-UNSAID = ("phase", "preparing", "setup", "calls", "agents", "joining", "world", "closing", "aside",
-          "begun", "finished", "closed", "cpu", "stage", "complaint", "loud",
-          "backend", "ignored")  # fmt: skip
-"""Kinds of lines that reports do not list."""
-
 _MAX_QUOTE = 200
 _MAX_SAID = 110
 _LINES_AFTER = {"ddp-first-iteration": 3}
 """Lines after a stage in which a text still ends there, if training continues right after it."""
 
 _FATAL = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
+_SIGNALS = {one.value: one.name for one in signal.Signals}
+_NAN_NORMS = 3  # more than steps with fp16 that are skipped
 _FOLLOWING = ("peer", "timeout", "position", "missing", "mismatch", "store", "nccl", "network")
 
 
@@ -70,6 +68,7 @@ def analyze_ending(run: Run) -> EndingResult:
 def diagnose_output(output: JobOutput) -> EndingResult:
     """The most decisive cause in the output of a job; without any, ``state`` is empty."""
     whole, (output, earlier) = output, _last_run(output)
+    output = _without_title(output)
     has = {event.yields for event in output.events}
     tried = (cause for cause, kinds in _CAUSES.items() if not kinds or has & {*kinds})
     causes = ((cause, found) for cause in tried if (found := cause(output)) is not None)
@@ -81,7 +80,7 @@ def diagnose_output(output: JobOutput) -> EndingResult:
         found = replace(found, state=STUCK, verdict=verdict, why=(*found.why, why))
     found = _during_phase(_while_preparing(_elsewhere(found, output), output), whole)
     found = _once_finished(found, whole, _why_mixed(output) if cause is _mixed else "")
-    events = [event for event in output.events if event.yields not in UNSAID]
+    events = said_in(output)
     failed = {event.rank for event in events if event.rank is not None} - set(found.ranks)
     return replace(
         found,
@@ -98,6 +97,14 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     )
 
 
+def _without_title(output: JobOutput) -> JobOutput:
+    """What a job printed, without the title of a thread over it, if it shows a cause itself."""
+    told = (e for e in said_in(output) if e.line == 1 and not e.again)
+    titles = [e for e in told if words().search("title", e.text)]
+    own = replace(output, events=tuple(e for e in output.events if e not in titles))
+    return own if titles and any(cause(own) for cause in _ROOTS) else output
+
+
 _STARTS = ("set-up", "ready", "joining", "stage")
 """Causes that healthy jobs show, too, where a text ends in their start."""
 
@@ -109,13 +116,11 @@ def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
     whole = ("JOB", "STEP") if len(jobs) > 1 else ("JOB",)
     tables = [e for e in events if e.name == "elastic-failure"]
     is_one_host = all(e.number("rank") == e.number("local") for e in tables)
-    failed: dict[str, int] = {}  # the last line of each file that a failure may be in
-    raised: dict[str, int] = {}  # … and that an exception of a program itself is in
-    for event in events:
-        if event.yields in (*_PRECEDENCE, "cancelled", "local_exit", "exit"):
-            failed[event.file] = max(failed.get(event.file, 0), event.line)
-        if event.yields == "exception" and (_is_own(event) or _is_interrupt(event)):
-            raised[event.file] = max(raised.get(event.file, 0), event.line)
+    # The last line of each file that a failure, or an exception of a program itself, is in
+    ended = (*words().kinds["precedence"], "cancelled", "local_exit", "exit")
+    failed = {e.file: e.line for e in events if e.yields in ended}
+    thrown = (e for e in events if e.yields == "exception" and (_is_own(e) or _is_interrupt(e)))
+    raised = {e.file: e.line for e in thrown}
     ends: dict[str, int] = {}
     for event in _of(output, "begun"):
         if _is_begun_again(event, events) and event.line < failed.get(event.file, 0):
@@ -131,14 +136,15 @@ def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
         for e in events
         if max(e.line, e.again) > ends.get(e.file, 0)
     )
-    left = {e.file for e in events if e.yields not in UNSAID and e.line <= ends.get(e.file, 0)}
+    listed = said_in(replace(output, events=events))
+    left = {e.file for e in listed if e.line <= ends.get(e.file, 0)}
     told = (f"{file} holds earlier runs, too, which are left out." for file in ends if file in left)
     return replace(output, events=tuple(kept)), tuple(told)
 
 
 def _is_begun_again(event: OutputEvent, events: Iterable[OutputEvent]) -> bool:
     """Whether a launcher's first line follows a failure, and is not of a host that starts late."""
-    kinds = (*_PRECEDENCE, "cancelled", "local_exit", "exit", "job_exit", "stopped")
+    kinds = (*words().kinds["precedence"], "cancelled", "local_exit", "exit", "job_exit", "stopped")
     before = (e for e in events if e.file == event.file and e.yields in kinds)
     last = max((e for e in before if e.line < event.line), key=lambda e: e.line, default=None)
     if last is None:
@@ -339,6 +345,11 @@ def _of(output: JobOutput, *kinds: str) -> list[OutputEvent]:
     return [event for event in output.events if event.yields in kinds]
 
 
+def said_in(output: JobOutput) -> list[OutputEvent]:
+    """The lines that reports list."""
+    return [event for event in output.events if event.yields not in words().unsaid]
+
+
 def _made(
     cause: str,
     verdict: str,
@@ -350,13 +361,16 @@ def _made(
 ) -> EndingResult:
     host = event.fields.get("host", "")
     blamed = ((event.rank,) if event.rank is not None else ()) if ranks is None else ranks
+    quote = f"Line {event.line:,} of {event.file}: {event.text[:_MAX_QUOTE]}"
+    if event.text.endswith("(most recent call last):"):
+        quote = f"Its traceback begins in line {event.line:,} of {event.file}."
     return EndingResult(
         state=state,
         cause=cause,
         verdict=verdict,
         ranks=blamed,
         hosts=(host,) if host else (),
-        why=(*why, f"Line {event.line:,} of {event.file}: {event.text[:_MAX_QUOTE]}"),
+        why=(*why, quote),
         next_steps=steps,
     )
 
@@ -450,7 +464,7 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     traps = ("device",) if any(e.name == "deepep-barrier" for e in output.events) else ()
     events = [
         e
-        for e in _of(output, *_PRECEDENCE)
+        for e in _of(output, *words().kinds["precedence"])
         if not (
             is_survived(e) or e.yields in traps or (e.yields == "port" and _is_avoided(e, output))
         )
@@ -535,15 +549,12 @@ _MAX_TOLD = 5
 def _survived(output: JobOutput) -> Callable[[OutputEvent], bool]:
     """Says whether a program continued after one of its own errors."""
     is_alone = not (output.ranks or _exits(output))
-    last: dict[str, dict[str, int]] = {}  # of each file, the last line of each kind
+    last = {(e.file, e.yields): e.line for e in output.events}
     told: dict[tuple[str, str], list[int]] = {}
-    for event in output.events:
-        of_file = last.setdefault(event.file, {})
-        of_file[event.yields] = max(of_file.get(event.yields, 0), event.line)
-        if event.yields == "error":
-            told.setdefault((event.file, event.fields.get("type", "")), []).append(event.line)
-    quiet = {*_SURVIVABLE, *UNSAID, "warning", "nan", "cancelled", "cut", "frames", "mixed"}
-    quiet |= set(_PRECEDENCE) if is_alone else set()
+    for event in _of(output, "error"):
+        told.setdefault((event.file, event.fields.get("type", "")), []).append(event.line)
+    quiet = {*_SURVIVABLE, *words().unsaid, *words().kinds["survived"]}
+    quiet |= set(words().kinds["precedence"]) if is_alone else set()
 
     def is_survived(event: OutputEvent) -> bool:
         lines = told.get((event.file, event.fields.get("type", "")), ())
@@ -553,8 +564,8 @@ def _survived(output: JobOutput) -> Callable[[OutputEvent], bool]:
         after = output.lines_of.get(event.file, 0) - event.line
         if after <= (_NEAR_LINES if is_short else _SURVIVED_LINES):
             return False
-        kinds = last.get(event.file, {}).items()
-        loud = (line for kind, line in kinds if kind not in quiet and kind != event.yields)
+        kinds = {kind: line for (file, kind), line in last.items() if file == event.file}
+        loud = (line for kind, line in kinds.items() if kind not in {*quiet, event.yields})
         return max(loud, default=0) <= event.line
 
     return is_survived
@@ -570,15 +581,10 @@ def _is_avoided(event: OutputEvent, output: JobOutput) -> bool:
     )
 
 
-_PRECEDENCE = ("assert", "usage", "port", "shm", "threads", "memory", "loader", "disk", "device",
-               "unused", "library", "overflow", "build", "exception", "error")  # fmt: skip
-"""Causes before effects: too little shared memory explains why a worker of the loader died."""
-
-
 def _precedence(event: OutputEvent) -> tuple[int, bool]:
     """Of one kind, a line that names something, and is whole, explains more than another."""
     named = event.fields.get("names") or event.fields.get("message", ":")
-    return _PRECEDENCE.index(event.yields), named.rstrip().endswith(":")
+    return words().kinds["precedence"].index(event.yields), named.rstrip().endswith(":")
 
 
 def _is_near(one: OutputEvent, other: OutputEvent, most: int = _NEAR_LINES) -> bool:
@@ -673,16 +679,10 @@ def _assert(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     return f"{said}{f' ({what})' if what else ''}", (kind.text,) if kind else ()
 
 
-def _port(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
-    number = event.fields.get("port", "")
-    what = f"port {number}" if number else "the port of the rendezvous"
-    return f"{what} is in use", advice_on("port", "")
-
-
-def _loader(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
-    how = event.fields.get("signal", "")
-    text = f"a worker of its data loader died{f' ({how})' if how else ''}"
-    return text, advice_on("loader", how)
+def _by_class(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
+    """What is said of an error whose line names no more than a port or a signal."""
+    kind = class_of(event.yields, event.fields.get("port") or event.fields.get("signal", ""))
+    return (kind.says.format_map(event.fields), (kind.text,)) if kind else (event.text, ())
 
 
 def _exception(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
@@ -735,8 +735,8 @@ _WORDS: dict[str, Callable[[OutputEvent], tuple[str, tuple[str, ...]]]] = {
     "memory": _memory,
     "device": _device,
     "assert": _assert,
-    "port": _port,
-    "loader": _loader,
+    "port": _by_class,
+    "loader": _by_class,
     "exception": _exception,
     "error": _exception,
 }
@@ -751,14 +751,7 @@ def _signal(event: OutputEvent) -> str:
         number = code - 128
     said = words().signals.get(event.fields.get("what", "").capitalize())
     said = said or words().windows.get(f"0x{(code or 0) & 0xFFFFFFFF:X}")
-    return named or said or (_signal_name(number) if number else "")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    return named or said or (_SIGNALS.get(number, f"signal {number}") if number else "")
 
 
 def _exits(output: JobOutput) -> list[OutputEvent]:
@@ -821,14 +814,14 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
     blamed = (event.rank,) if event.rank is not None else ranks
     tables = ("elastic-failure", "elastic-event")
     same = [e for e in _exits(output) if e.name == event.name and e.name in tables]
-    is_one = len({_key_of_exit(e) for e in same}) == 1
+    # What tells torchrun's failures apart: without it, the text does not say which came first
+    is_one = len({(e.fields.get("time"), e.fields.get("host")) for e in same}) == 1
     if is_one and not name and "root" not in event.fields:
         ranks = blamed = tuple(sorted({e.rank for e in same if e.rank is not None}))
         who = f"{capitalized(name_ranks(blamed))}{_at(event)}"
     first = len(ranks) < 2
     others = {e.rank for e in _exits(output) if e.rank is not None} - set(blamed)
-    more = f"{len(others):,} other{'s' if len(others) > 1 else ''}"
-    followed = f" {more} followed." if others else ""
+    followed = f" {counted(len(others), 'other')} followed." if others else ""
     return _made(
         "killed" if name else "exit",
         f"{who} {how}{' first' if first and others else ''}{meaning}.{followed}",
@@ -836,11 +829,6 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
         *steps,
         ranks=blamed,
     )
-
-
-def _key_of_exit(event: OutputEvent) -> tuple[str, str]:
-    """What tells torchrun's failures apart: without it, the text does not say which came first."""
-    return event.fields.get("time", ""), event.fields.get("host", "")
 
 
 def _reason(output: JobOutput, code: int | None = None) -> str:
@@ -859,7 +847,7 @@ def _reason(output: JobOutput, code: int | None = None) -> str:
 
 def _last_error(output: JobOutput) -> str:
     """The last line that a logger calls an error, or NCCL a warning; empty without one."""
-    known = {(e.file, e.line) for e in output.events if e.yields not in (*UNSAID, "warning")}
+    known = {(e.file, e.line) for e in said_in(output) if e.yields != "warning"}
     events = (e for e in _of(output, "loud", "warning") if (e.file, e.line) not in known)
     event = max(events, key=lambda e: e.line, default=None)
     return "" if event is None else f"; the last error reads “{_warned(event)}”"
@@ -1124,7 +1112,7 @@ def _peer(output: JobOutput) -> EndingResult | None:
         )
         event = next(named, event)
     victims = tuple(sorted({e.rank for e in events if e.rank is not None}))
-    told = {e.rank for e in output.events if e.yields not in UNSAID}
+    told = {e.rank for e in said_in(output)}
     silent = tuple(sorted({*range(output.world_size or 0), *output.ranks} - told))
     suspects = silent if victims and len(silent) <= len(victims) else ()
     peer = event.fields.get("peer", event.fields.get("end", ""))
@@ -1180,8 +1168,11 @@ def _frozen(output: JobOutput) -> EndingResult | None:
     ranks = sorted({event.rank for event in events if event.rank is not None})
     event = min(events, key=lambda e: ("tag" not in e.fields, e.name == "npu-sync"))
     who = name_ranks(ranks) if ranks else "a process"
-    if says := _row(event).says:
-        return _stuck("frozen", says.format(who=who), event, *words().steps["waited"])
+    kinds = {operation_kind(e.fields["op"]) for e in events if "op" in e.fields}
+    where = f" in {', '.join(sorted(kinds))}" if kinds else ""
+    if (row := _row(event)).says:
+        steps = (*words().steps["waited"], *filter(None, (row.advice,)))
+        return _stuck("frozen", row.says.format(who=who, where=where), event, *steps)
     if event.name in words().waited:
         fields, limit = event.fields, event.number("timeout_ms")
         whom = f"rank {fields['remote']}" if "remote" in fields else "another rank"
@@ -1202,8 +1193,6 @@ def _frozen(output: JobOutput) -> EndingResult | None:
     seconds = max((event.number("seconds") or 0 for event in events), default=0)
     happened = f"made no progress for {seconds} s" if seconds else "timed out"
     suspects, behind = _with_fewest_pending(events)
-    kinds = {operation_kind(e.fields["op"]) for e in events if "op" in e.fields}
-    where = f" in {', '.join(sorted(kinds))}" if kinds else ""
     return replace(
         _stuck(
             "frozen",
@@ -1540,9 +1529,15 @@ def _complained(output: JobOutput) -> EndingResult | None:
     if re.search(r"NCCL INFO Channel \d", shown):
         text = "the text ends while NCCL sets up: its last lines connect channels"
         return _undecided("set-up", text, "set-up")
-    found = "" if shown.startswith(_FIRST_TROUBLE) else ", but the text shows no reason"
-    text = f"the job is said to stand still{found}. {shown}"
-    return _undecided("complaint", f"{text}It holds no time-out, end or Python stack", "complaint")
+    at = class_of("complaint", "\n".join(e.text for e in _of(output, "complaint")))
+    unknown = ". The text shows no reason" if at else ", but the text shows no reason"
+    found = "" if shown.startswith(_FIRST_TROUBLE) else unknown
+    lacks = "It holds no time-out, end or Python stack"
+    if words().search("native_frames", "\n".join(next(iter(output.ends.values()), ()))):
+        shown, lacks = "", "Its native stack, of a debugger, names no call that is known to wait"
+    text = f"the job is said to stand still{at.says if at else ''}{found}. {shown}{lacks}"
+    said = _undecided("complaint", text, "complaint")
+    return replace(said, next_steps=(*((at.text,) if at else ()), *said.next_steps))
 
 
 def last_printed(output: JobOutput) -> str:
@@ -1621,7 +1616,7 @@ def _set_up(output: JobOutput) -> EndingResult | None:
     if not begun:
         size = max(event.number("size") or 0 for event in events)
         ranks = {e.fields.get("member") for e in events if e.number("size") == size}
-        where = f"{len(ranks):,} of {size:,} ranks" if size else _count(ready)
+        where = f"{len(ranks):,} of {size:,} ranks" if size else counted(ready, "process")
         after = "so what stands came after it" if len(ranks) == size else "the others are not shown"
         text = f"NCCL was ready (“{_READY}”) on {where}, {after}"
         return _undecided("ready", text, "NCCL is ready")
@@ -1634,7 +1629,7 @@ def _set_up(output: JobOutput) -> EndingResult | None:
             next(e for e in events if "interface" in e.fields),
             *words().steps["interfaces"],
         )
-    came = f"{ready:,} of {_count(len(last))} came" if ready else "no process came"
+    came = f"{ready:,} of {counted(len(last), 'process')} came" if ready else "no process came"
     which = "all" if count == len(last) else "the others" if count == len(begun) else "some"
     is_early = stage in ("Bootstrap", "Using network", "Init START")
     text = f"the text ends while NCCL sets up: {came} to “{_READY}”, and {which} stand after "
@@ -1671,10 +1666,6 @@ def _interfaces(events: Iterable[OutputEvent]) -> str:
 
 
 _READY = "Init COMPLETE"
-
-
-def _count(number: int) -> str:
-    return f"{number:,} process{'es' if number > 1 else ''}"
 
 
 def _unreadable(output: JobOutput) -> list[OutputEvent]:
@@ -1748,7 +1739,12 @@ def _is_at_end(event: OutputEvent, output: JobOutput, most: int = _NEAR_LINES) -
 
 def _nan(output: JobOutput) -> EndingResult | None:
     events = _of(output, "nan")
-    event = min(events, key=lambda e: e.number("scale") or 0)
+    norms = [e for e in events if "norm" in e.fields and e.fields.keys() - {"norm"}]
+    norms = norms if len(norms) >= _NAN_NORMS else []
+    events = [e for e in events if "norm" not in e.fields or e in norms]
+    if not events:
+        return None
+    event = min(events, key=lambda e: ("norm" in e.fields, e.number("scale") or 0))
     is_once = len(events) == 1 and not (event.again or _is_at_end(event, output, 1))
     if is_once and _of(output, "complaint"):
         return None
@@ -1759,14 +1755,14 @@ def _nan(output: JobOutput) -> EndingResult | None:
         (event.fields[n] for n in ("step", "iteration", "updates") if n in event.fields), ""
     )
     at = f" at step {int(step):,}" if step else ""
-    return _made(
-        "nan",
-        f"{'A gradient' if 'grad' in event.fields else 'The loss'} became NaN{at}.",
-        event,
-        *advice_on("nan", ""),
-    )
+    if "norm" in event.fields:
+        told, steps = f"The gradient norm was NaN{at} and later", advice_on("nan", "norm")
+        return _made("nan", f"{told}.", event, *steps)
+    what = "A gradient" if "grad" in event.fields else "The loss"
+    return _made("nan", f"{what} became NaN{at}.", event, *advice_on("nan", ""))
 
 
+_ROOTS = (_host_memory, _xid, _cancelled, _own_errors, _crash)  # they follow from no other
 _CAUSES: dict[Callable[[JobOutput], EndingResult | None], tuple[str, ...]] = {
     _host_memory: (),
     _xid: ("xid",),

@@ -15,10 +15,6 @@ from distprof.sections.ending.words import words
 from distprof.sections.table import counted
 from distprof.units import capitalized, format_duration, name_ranks
 
-_UNEQUAL = ("ALLTOALL", "GATHER", "SCATTER", "SEND", "RECV", "COALESCED")
-"""Operations whose members may have inputs of different sizes, by the beginning of their names."""
-
-
 _MAX_GAP = 1_000
 """A rank can be ahead of another in one group by what NCCL buffers: some dozens of broadcasts."""
 
@@ -26,10 +22,6 @@ _NUMBERS = ("seq", "enqueued", "completed", "waited_ms", "timeout_ms")
 _MAX_QUOTE = 120
 _OF_WATCHDOGS = ("timeout", "position", "frozen")
 _CUT_LINES = 2  # a fence, or the beginning of a line that is cut off
-
-
-_REPORTS = ("timeout", "frozen", "exception", "error", "cut", "mixed")
-"""Kinds of lines by which a rank reports that it ended, or that others did not come."""
 
 
 def positions_of(output: JobOutput) -> list[EndingPosition]:
@@ -114,7 +106,8 @@ def diagnose_positions(output: JobOutput) -> EndingResult | None:
         groups.setdefault(one.group, []).append(one)
     waiting = {name: some for name, some in groups.items() if any(_waits(p) for p in some)}
     if not waiting:
-        return _frozen(positions, output) or _told(positions, output)
+        told = {n for e in output.events if (n := e.number("told")) is not None}
+        return _frozen(positions, output, told) or _told(positions, told)
     found = [_of_group(name, some, output) for name, some in waiting.items()]
     order = ("mismatch", "behind", "silent", "unfinished")
     first = min(found, key=lambda one: order.index(one.cause))
@@ -229,6 +222,11 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
     if len(waiting) > 1 and all(one.op == "SEND" for one in waiting):
         text += ". All of them send, and none receives: let one of two neighbours receive first."
         return _stuck("unfinished", text, positions)
+    if len(positions) == 1 and positions[0].rank and (moved := _bar_moved(output)):
+        text += f". Meanwhile a bar of progress, most often that of rank 0, moved on {moved}: the "
+        text += "rank that draws it was at work, and had not come to that operation."
+        steps = (*words().steps["moving bar"], *words().steps["record"])
+        return _stuck("silent", text, positions, next_steps=steps)
     text += f". {_whether_behind(waiting, positions, output)}"
     sizes = sorted({int(p.size) for p in shared if p.op == "COALESCED" and p.size.isdigit()})
     differ = f"They pass {' and '.join(f'{n:,}' for n in sizes[:3])} elements: only sends and "
@@ -261,6 +259,17 @@ def _whether_behind(
     if len(positions) > 1:
         return "No rank that printed is behind."
     return "No other rank printed where it stands."
+
+
+def _bar_moved(output: JobOutput) -> str:
+    """How far a bar of progress went after the first time-out; empty if none moved."""
+    first = next(e for e in output.events if e.yields in _OF_WATCHDOGS)
+    after = output.ends.get(first.file, ())[first.line - output.lines_of[first.file] - 1 :]
+    bars = [bar for line in after if (bar := words().search("bar", line))]
+    done = [int(bar["done"]) for bar in bars if bar["total"] == bars[-1]["total"]]
+    if not done or done[0] >= done[-1]:
+        return ""
+    return f"from {done[0]:,} to {done[-1]:,} of {int(bars[-1]['total']):,}"
 
 
 def _ranks_of(kind: str, output: JobOutput) -> set[int]:
@@ -328,7 +337,7 @@ def _mismatch(waiting: Sequence[EndingPosition]) -> str | None:
     if len({one.op for one in waiting}) > 1:
         return "op"
     sizes = {one.size for one in waiting if one.size}
-    is_equal_by_nature = not waiting[0].op.lstrip("_").startswith(_UNEQUAL)
+    is_equal_by_nature = not waiting[0].op.lstrip("_").startswith(words().kinds["unequal"])
     return "size" if len(sizes) > 1 and is_equal_by_nature else None
 
 
@@ -359,7 +368,7 @@ def _silent(positions: Sequence[EndingPosition], output: JobOutput) -> tuple[int
         return ()
     if positions[0].group and not _are_numbers_global(positions, output):
         return ()
-    told = (e.rank for e in output.events if e.yields in _REPORTS)
+    told = (e.rank for e in output.events if e.yields in words().kinds["reports"])
     known = {*(one.rank for one in positions), *(rank for rank in told if rank is not None)}
     world = 0 if positions[0].group else output.world_size or 0
     printed = () if positions[0].group else output.ranks
@@ -380,12 +389,17 @@ def _are_numbers_global(positions: Sequence[EndingPosition], output: JobOutput) 
     return own == {(rank, rank) for rank in ranks}
 
 
-def _frozen(positions: Sequence[EndingPosition], output: JobOutput) -> EndingResult | None:
+def _frozen(
+    positions: Sequence[EndingPosition], output: JobOutput, told: set[int]
+) -> EndingResult | None:
     """Watchdogs that fired although no collective was in flight."""
     idle = [one for one in positions if one.enqueued is not None and one.enqueued == one.completed]
     if not idle or len(idle) < len(positions):
         return None
     why = "the CPU code of the ranks stopped, or a rank that is not in this output waits"
+    if told := told - {one.rank for one in idle}:
+        why = f"{name_ranks(told)}, whose lines name it, waited in a collective that these most "
+        why += "likely never came to"
     if any("local" in event.fields for event in output.events):
         why = "what timed out is a collective of another process group, whose lines name it"
     return _stuck(
@@ -395,9 +409,8 @@ def _frozen(positions: Sequence[EndingPosition], output: JobOutput) -> EndingRes
     )
 
 
-def _told(positions: Sequence[EndingPosition], output: JobOutput) -> EndingResult | None:
+def _told(positions: Sequence[EndingPosition], told: set[int]) -> EndingResult | None:
     """Ranks that report the time-out of another, which does not report it itself."""
-    told = {n for e in output.events if (n := e.number("told")) is not None}
     if not told:
         return None
     text = f"{name_ranks(told)} timed out first, and {_who(positions, positions[0].group)} only "

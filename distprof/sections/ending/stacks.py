@@ -9,20 +9,10 @@ from msgspec.structs import replace
 
 from distprof.run.logs import JobOutput
 from distprof.sections.ending import STUCK, EndingResult, EndingStack
+from distprof.sections.ending.positions import operation_kind
 from distprof.sections.ending.words import words
+from distprof.sections.table import counted
 from distprof.units import name_ranks
-
-_SHARED = ("collective", "backward", "set-up")
-"""Activities in which a rank waits for the others of its group."""
-
-_AIDE = ("worker", "children")
-"""Activities of processes that are not ranks of a job."""
-
-_HOLDING = ("data loader", "checkpoint", "compilation", "driver", "file system")
-"""Activities of one rank for which others wait that are in a collective."""
-
-_TELLING = ("worker", "NCCL's thread", "multicast", "teardown", "memory")
-"""Activities that say more of a process than its innermost known call."""
 
 _WAIT = re.compile(r"(?i)_?wait|synchronize|item")
 """Calls that wait for an operation which they do not name."""
@@ -53,21 +43,25 @@ def _activity(calls: Sequence[str]) -> str:
     known = [name for name in known if name not in ("children", "idle thread")] or known
     if known[:1] == ["idle thread"] and any(".py:" in call for call in calls):
         return ""
-    first = (name for name in _TELLING if name in known)
+    first = (name for name in words().kinds["telling"] if name in known)
     return next(first, known[0] if known else "")
 
 
 def diagnose_stacks(output: JobOutput) -> EndingResult | None:
     """The ranks that are elsewhere while others wait in a collective."""
     every = stacks_of(output)
-    stacks = tuple(one for one in every if one.activity not in _AIDE) or every
+    stacks = tuple(one for one in every if one.activity not in words().kinds["aide"]) or every
     if not stacks:
         return None
     busy = tuple(map(_in_worker, (one for one in every if one not in stacks)))
     busy = tuple(one for one in busy if one.calls)[:1]
     loads = tuple(one for one in stacks if one.activity == "data loader")
     # A kernel that does not end is most often that of a collective
-    shared = _SHARED if any(one.activity in _SHARED for one in stacks) else ("GPU",)
+    shared = (
+        words().kinds["shared"]
+        if any(one.activity in words().kinds["shared"] for one in stacks)
+        else ("GPU",)
+    )
     waiting = [one for one in stacks if one.activity in shared]
     elsewhere = [one for one in stacks if one.activity not in shared]
     of_worker = f", whose worker is in {_place(busy[0])}" if busy and loads else ""
@@ -76,13 +70,17 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
         if len({_site(one) for one in waiting if _site(one)}) > 1:
             return _apart(waiting)
         count = sum(one.count for one in stacks)
+        said_op = "" if waiting else _said_operation(output)
         held = [one for one in stacks if one.activity in ("lock", "lock file")]
         held = held or [*(loads[:1] if of_worker else ())]
         parts = [f"{_who(one)} {_verb(one)} in {_place(one)}" for one in held or stacks[-3:]]
         said = f"Stuck: {'; '.join(parts)}{of_worker}."
         if not held:
             told = "No stack shows a rank that the others wait for."
-            if stacks[-1].activity in _HOLDING:
+            if said_op:
+                parts = [f"a process is said to wait in {said_op}"]
+                told = f"Then it waits for ranks that did not come to {_call(stacks[-1])}."
+            elif stacks[-1].activity in words().kinds["holding"]:
                 told = "If other ranks wait in a collective, they wait for that."
             said = f"Not decided: {'; '.join(parts)}. {told}"
         return EndingResult(
@@ -91,7 +89,7 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
             verdict=said,
             alternatives=words().steps["one snapshot"] if held else (),
             next_steps=(
-                *_steps(busy or held or stacks[-3:]),
+                *(words().steps["paths"] if said_op else _steps(busy or held or stacks[-3:])),
                 *words().steps["all stacks"],
             ),
         )
@@ -102,8 +100,7 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
     ]
     others = sorted(rank for one in waiting for rank in one.ranks)
     count = sum(one.count for one in waiting)
-    who = name_ranks(others) if len(others) == count else f"{count:,} process"
-    who += "es" if who.endswith("process") and count > 1 else ""
+    who = name_ranks(others) if len(others) == count else counted(count, "process")
     calls = dict.fromkeys(_call(one) for one in waiting)
     where = " and ".join(call.partition(" (")[0] if len(calls) > 1 else call for call in calls)
     return EndingResult(
@@ -119,6 +116,13 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
             *_steps(busy or elsewhere[:1]),
         ),
     )
+
+
+def _said_operation(output: JobOutput) -> str:
+    """The collective in which people say that a process stands; empty if they name none."""
+    text = "\n".join(e.text for e in output.events if e.yields == "complaint")
+    found = words().search("said_operation", text)
+    return operation_kind(found[1].replace("-", "_")) if found else ""
 
 
 def _in_worker(one: EndingStack) -> EndingStack:
@@ -176,7 +180,7 @@ def _apart(waiting: Sequence[EndingStack]) -> EndingResult:
 def _who(one: EndingStack) -> str:
     if len(one.ranks) == one.count:
         return name_ranks(one.ranks)
-    return f"{one.count:,} process{'es' if one.count > 1 else ''}"
+    return counted(one.count, "process")
 
 
 def _verb(one: EndingStack) -> str:

@@ -22,6 +22,8 @@ class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The tables of the file, which explains each."""
 
     about: dict[str, str]
+    unsaid: tuple[str, ...]
+    kinds: dict[str, tuple[str, ...]]
     signals: dict[str, str]
     windows: dict[str, str]
     meanings: dict[str, str]

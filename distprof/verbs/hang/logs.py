@@ -23,7 +23,7 @@ from distprof.ingest.kinds.nccl import fits_nccl_ras, read_nccl_ras
 from distprof.join.nccl import in_trouble, num_behind
 from distprof.run.logs import JobOutput, OutputEvent
 from distprof.sections.ending import FAILED, EndingPosition, EndingResult
-from distprof.sections.ending.measure import UNSAID, about_of, last_printed
+from distprof.sections.ending.measure import about_of, last_printed, said_in
 from distprof.sections.ending.positions import operation_kind
 from distprof.sections.ending.words import words
 from distprof.sections.table import counted
@@ -185,7 +185,7 @@ _PRECEDENCE = ("timeout", "device", "peer", "nccl", "error")
 
 def lines_of_output(output: JobOutput) -> tuple[LogLine, ...]:
     """Lines of trouble by rank and line; a line of several kinds counts as the first of them."""
-    said = (e for e in output.events if e.yields not in UNSAID)
+    said = said_in(output)
     lines: dict[tuple[str, int], OutputEvent] = {}
     for event in sorted(said, key=lambda e: _PRECEDENCE.index(about_of(e))):
         lines.setdefault((event.file, event.line), event)
