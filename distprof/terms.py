@@ -163,6 +163,7 @@ class NcclRemark(StrEnum):
     GDR_ON = "GPUDirect RDMA is enabled"
     GDR_OFF = "GPUDirect RDMA is disabled"
     PEER_OFF = "access between GPUs is disabled"
+    PLUGIN = "OFI plug-in"
 
 
 class Severity(StrEnum):

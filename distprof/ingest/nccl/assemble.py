@@ -28,6 +28,7 @@ from distprof.ingest.nccl.messages import (
     parse,
 )
 from distprof.run.logs import (
+    ASSUMED_GB_S,
     NcclCard,
     NcclChoice,
     NcclCommunicator,
@@ -69,7 +70,7 @@ class Assembler:
         self._num_bagged = 0
         self._versions: dict[str, set[int]] = {}
         self._settings: dict[str, dict[str, set[int]]] = {}
-        self._cards: dict[tuple[int, str], tuple[tuple[int, str, str], ...]] = {}
+        self._cards: dict[tuple[int, str], dict[tuple[int, str, str], None]] = {}
         self._missing: dict[str, set[int]] = {}
         self._networks: dict[str, set[int]] = {}
         self._of_cards: dict[str, set[int]] = {}  # NCCL lists the cards of the one that it uses
@@ -177,7 +178,7 @@ class Assembler:
         if level == b"WARN":
             self._counts["warn"] += 1
             self._warn(process, text)
-            if b"P2P is disabled" in text and isinstance(said := self._parse(text), Remark):
+            if isinstance(said := self._parse(text), Remark | Cards):
                 self._keep(process, said)
             return
         if level == b"INFO":
@@ -243,6 +244,7 @@ class Assembler:
         listed = dict(self._of_cards)
         if listed.keys() - {"Socket"} and "Socket" in listed:
             listed["Socket"] = listed["Socket"] & self._missing.get("IB", set())
+        listed = {name: found - self._missing.get(name, set()) for name, found in listed.items()}
         return {network: processes for network, processes in listed.items() if processes}
 
     def _process(self, who: tuple[bytes, int], rank: int | None) -> int:
@@ -277,14 +279,18 @@ class Assembler:
             case Setting(name=name, value=value):
                 if name in self._settings or len(self._settings) < MAX_VALUES:
                     self._note(self._settings.setdefault(name, {}), value, process)
-            case Remark(name=name, value=value):
+            case Remark(name=name, value=value, network=network):
                 self._note(self._remarks.setdefault(name, {}), value, process)
+                if network:
+                    self._note(self._of_cards, network, process)
             case Network(name=name):
                 self._note(self._networks, name, process)
             case Cards(network=network, cards=()):
                 self._note(self._missing, network, process)
             case Cards(network=network, cards=cards):
-                self._cards[process, network] = cards
+                known = self._cards.setdefault((process, network), {})
+                if len(known) < MAX_VALUES:
+                    known.update(dict.fromkeys(cards))
                 self._note(self._of_cards, network, process)
             case PathTypes(inside=inside) if len(self._links) < MAX_VALUES:
                 self._links[inside] += 1
@@ -292,7 +298,7 @@ class Assembler:
                 self._peer_path = min(filter(None, (self._peer_path, peer)), default=None)
                 self._card_path = min(
                     filter(None, (self._card_path, card)),
-                    key=lambda path: (not path[1], path[0]),
+                    key=lambda path: (not path[1], path[0] == ASSUMED_GB_S, path[0]),
                     default=None,
                 )
                 if peer and len(self._links) < MAX_VALUES:

@@ -127,10 +127,11 @@ class Reach(msgspec.Struct, frozen=True):
 
 
 class Remark(msgspec.Struct, frozen=True):
-    """What NCCL can or cannot use, and of what it says so."""
+    """What NCCL can or cannot use, of what it says so, and the network in use if it names it."""
 
     name: str
     value: str
+    network: str = ""
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -301,8 +302,14 @@ _READERS: tuple[tuple[str, Reader], ...] = (
         (begin, _of("setting", lambda m: Setting(m[1], m[2])))
         for begin in (" set by environment to ", "_IFNAME set to ", "_HCA set to ")
     ),
-    ("GPU Direct RDMA ", _of("gdr", lambda m: Remark(_GDR[m[1]], m[3] or m[2]))),
-    ("disabling GDR", _of("ofi_gdr", lambda _: Remark(NcclRemark.GDR_OFF, "Libfabric"))),
+    ("GPU Direct RDMA ", _of("socket_gdr", lambda m: Cards("Socket", ((int(m[1]), m[2], ""),)))),
+    ("GPU Direct RDMA ", _of("gdr", lambda m: Remark(_GDR[m[2]], m[4] or m[3], m[1] or ""))),
+    (
+        "NET/OFI ",
+        _of("ofi", lambda m: Remark(NcclRemark.PLUGIN, m[1] or f"filter {m[2]}")),
+    ),
+    ("NET/OFI ", _of("ofi_failed", lambda _: Cards("Libfabric", ()))),
+    ("NET/OFI ", _of("ofi_gdr", lambda _: Remark(NcclRemark.GDR_OFF, "Libfabric"))),
     ("Could not enable P2P ", _of("peer_failed", lambda _: Remark(NcclRemark.PEER_OFF, "refused"))),
     ("Check P2P Type ", _of("no_peers", lambda _: Remark(NcclRemark.PEER_OFF, "refused"))),
     ("P2P is disabled ", _of("peer_off", lambda m: Remark(NcclRemark.PEER_OFF, _LINKS[m[1]]))),

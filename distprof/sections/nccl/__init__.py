@@ -5,8 +5,14 @@ Source: the messages of NCCL 2.4 to 2.28 and RCCL. Only the initialisation is ti
 
 from __future__ import annotations
 
+import re
+
 from distprof.artefacts.record import Record
+from distprof.bounds import table_beside
 from distprof.sections.base import Result
+
+SAYS = table_beside(__package__, "says.toml")
+"""Sentences of verdicts, by name."""
 
 BETWEEN = "between nodes"
 INSIDE = "inside nodes"
@@ -143,6 +149,36 @@ _NAMED_HOSTS = 4
 def network_name(name: str) -> str:
     """What NCCL calls ``Socket``, in the words of a reader."""
     return "TCP sockets" if name == "Socket" else name
+
+
+_OF_ONE_HOST = re.compile(r"lo$|docker|veth|virbr|br-|cni|lxcbr|lxdbr|podman|ecs-eth|vmnet")
+
+
+def is_of_one_host(card: str) -> bool:
+    """Whether an interface connects only what runs on its host, for example Docker's bridge."""
+    return _OF_ONE_HOST.match(card) is not None
+
+
+def only_inside_hosts(result: NcclResult) -> str:
+    """What to do about interfaces for sockets that no other host reaches; empty without any."""
+    cards = {card for host in result.hosts if "Socket" in host.networks for card in host.cards}
+    inside = sorted(filter(is_of_one_host, cards))
+    if not inside or result.is_on_one_host:
+        return ""
+    return str(SAYS["unreached"]).format(cards=", ".join(inside[:_NAMED_HOSTS]))
+
+
+def why_not_fast(result: NcclResult) -> str:
+    """The log's reason why NCCL uses sockets; empty if it gives none."""
+    for pattern, reason in SAYS["slow"].items():
+        for warning in result.warnings:
+            if found := re.search(pattern, warning.text):
+                return str(reason).format(*found.groups())
+    values = {setting.name: setting.value for setting in result.settings}
+    for name in ("NCCL_IB_DISABLE", "NCCL_NET"):
+        if values.get(name, "0") not in ("0", ""):
+            return f"{name} is set to {values[name]}"
+    return ""
 
 
 def different_networks(result: NcclResult) -> str:

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from distprof.escape import shorten
+from distprof.run.logs import ASSUMED_GB_S
 from distprof.sections.base import VerdictText
 from distprof.sections.ending import STUCK
 from distprof.sections.nccl import (
     BETWEEN,
     INSIDE,
+    SAYS,
     NcclChoices,
     NcclGroup,
     NcclHost,
@@ -18,9 +20,12 @@ from distprof.sections.nccl import (
     NcclTransport,
     different_networks,
     network_name,
+    only_inside_hosts,
+    why_not_fast,
 )
 from distprof.sections.parts import is_recorded
 from distprof.sections.table import Column, TableView, counted, rows_table
+from distprof.terms import NcclRemark
 from distprof.units import capitalized, format_bytes, format_duration, format_ratio
 
 if TYPE_CHECKING:
@@ -29,11 +34,6 @@ if TYPE_CHECKING:
 
 _NAMED_WARNINGS = 3
 _FAST_PATHS = {"NVL", "NVB", "C2C", "XGMI", "LOC"}
-_THROUGH_CPU = {
-    "PHB": "PHB leads through a host bridge of the CPU",
-    "NODE": "NODE leads through several host bridges of a CPU",
-    "SYS": "SYS leads through the link between CPUs",
-}
 _MANY = 0.1
 """Share of connections through CPU memory that the verdict begins with."""
 
@@ -48,7 +48,10 @@ def nccl_verdict(report: Report) -> VerdictText:
     why = (
         result.tested,
         _inside(result),
+        "" if result.transports else only_inside_hosts(result),
         "" if result.transports else _far(result),
+        _assumed(result),
+        _plugin(result),
         _detour(result) or _direct(result),
         _init(result),
         _warnings(result),
@@ -98,10 +101,8 @@ def _line(result: NcclResult) -> str:
         return f"{capitalized(line)}."
     if topology := _topology(result):
         return f"{_chosen(result)} {topology}".lstrip()
-    return (
-        f"{_chosen(result) or _warnings(result)} What connects the ranks is not decided, because "
-        "the log names no connection: log every rank with NCCL_DEBUG=INFO up to the first step."
-    ).lstrip()
+    known = _chosen(result) or _plugin(result) or _warnings(result) or _assumed(result)
+    return f"{known} {SAYS['not_connected']}".lstrip()
 
 
 def _chosen(result: NcclResult) -> str:
@@ -115,8 +116,8 @@ def _chosen(result: NcclResult) -> str:
     if differ := different_networks(result):
         return f"Hosts chose different networks: {differ}. NCCL cannot connect them."
     names = [network_name(name) for name in result.networks]
-    missing = any("libibverbs" in warning.text for warning in result.warnings)
-    why = " because libibverbs could not be opened" if missing else ""
+    reason = why_not_fast(result) if result.networks == ("Socket",) else ""
+    why = f" because {reason}" if reason else ""
     return f"Between nodes, NCCL uses {' and '.join(names)}{over}{why}."
 
 
@@ -124,28 +125,39 @@ def _topology(result: NcclResult) -> str:
     """What connects GPUs and network cards in NCCL's topology; empty if it is not printed."""
     peer, card = result.peer_path, result.card_path
     parts = [f"each other{_way(peer)}"] if peer else []
-    parts += [f"a network card{_way(card)}"] if card else []
+    parts += [f"a network card{_way(card)}"] if card and card != (ASSUMED_GB_S, "") else []
     return f"GPUs reach {', '.join(parts)}." if parts else ""
 
 
 def _way(path: tuple[float, str]) -> str:
     speed, kind = path
+    if speed == ASSUMED_GB_S:
+        return f" ({kind})"
     return f" at {speed:.3g} GB/s ({kind})" if kind else f" of {8 * speed:.3g} Gb/s"
+
+
+def _assumed(result: NcclResult) -> str:
+    """That the speed of a network card may not be measured."""
+    return SAYS["assumed"] if result.card_path and result.card_path[0] == ASSUMED_GB_S else ""
+
+
+def _plugin(result: NcclResult) -> str:
+    """What NCCL's plug-in for libfabric (EFA) says of itself, which does not show what it found."""
+    told = [remark.value for remark in result.remarks if remark.name == NcclRemark.PLUGIN]
+    has_failed = "Libfabric" in result.missing_networks
+    if result.transports or not (told or has_failed):
+        return ""
+    versions = [text for text in told if text.startswith("aws")]
+    more = ", ".join(text for text in told if text not in versions)
+    name = " and ".join(versions) or "its plug-in for libfabric"
+    return f"NCCL loads {name}{f' ({more})' if more else ''}{', which fails' * has_failed}."
 
 
 def _far(result: NcclResult) -> str:
     """What to do about paths that lead through the CPU."""
-    kinds = [path and path[1] for path in (result.card_path, result.peer_path)]
-    if kinds[0] in _THROUGH_CPU:
-        return (
-            f"{_THROUGH_CPU[kinds[0]]}, so NCCL uses no GPUDirect RDMA (NCCL_NET_GDR_LEVEL): load "
-            "nvidia-peermem, pair GPUs with near cards, and give a virtual machine NCCL_TOPO_FILE."
-        )
-    if kinds[1] in _THROUGH_CPU:
-        return (
-            f"{_THROUGH_CPU[kinds[1]]}: compare with nvidia-smi topo -m, and keep the groups that "
-            "communicate most on one socket."
-        )
+    for to, path in (("card", result.card_path), ("peer", result.peer_path)):
+        if path and path[1] in SAYS["beyond"]:
+            return f"{SAYS['beyond'][path[1]]}{SAYS['beyond'][to]}"
     return ""
 
 
@@ -163,12 +175,10 @@ def _detour(result: NcclResult) -> str:
     shared = any(
         way.where == INSIDE and way.transport.startswith("SHM") for way in result.transports
     )
-    if not shared or result.remarks or any("P2P" in each.name for each in result.settings):
+    said = (each.name for each in (*result.settings, *result.remarks))
+    if not shared or any("P2P" in name or name == NcclRemark.PEER_OFF for name in said):
         return ""
-    return (
-        "Why GPUs have no access to each other's memory is not decided: nvidia-smi topo -p2p r "
-        "shows whether they can have it, and NCCL_DEBUG_SUBSYS=INIT,ENV,GRAPH what NCCL decided."
-    )
+    return str(SAYS["detour"])
 
 
 def _direct(result: NcclResult) -> str:
@@ -176,7 +186,7 @@ def _direct(result: NcclResult) -> str:
     ways = [(way.where == INSIDE, way.transport[:3], way.has_gdr) for way in result.transports]
     if not ways or any(way != (True, "P2P", False) and not way[2] for way in ways):
         return ""
-    return "These are the direct ways: measure them with all_reduce_perf, and trace all ranks."
+    return str(SAYS["direct"])
 
 
 def _share(result: NcclResult, where: str) -> str:

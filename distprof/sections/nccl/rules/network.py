@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from distprof.rules.base import Draft, Limit, Limits, advice, rule
 from distprof.sections.collectives import CollectivesResult
@@ -14,6 +14,9 @@ from distprof.sections.nccl import (
     NcclResult,
     NcclTransport,
     different_networks,
+    is_of_one_host,
+    only_inside_hosts,
+    why_not_fast,
 )
 from distprof.sections.nccl.rules import (
     PAGES,
@@ -71,11 +74,8 @@ def _idle(nccl: NcclResult) -> str:
         return ""
     names = (", ".join(sorted(some)[:_MOST_CARDS]) for some in (used, idle))
     what = "which no other host reaches: set NCCL_SOCKET_IFNAME={}"
-    what = what if all(map(_OF_ONE_HOST.match, used)) else "and none of those shown uses {}"
+    what = what if all(map(is_of_one_host, used)) else "and none of those shown uses {}"
     return f" They use {{}}, {what}.".format(*names)
-
-
-_OF_ONE_HOST = re.compile(r"lo$|docker|veth|virbr|br-|cni|lxcbr|podman|ecs-eth")
 
 
 def _by_choice(nccl: NcclResult) -> Iterator[Draft]:
@@ -97,9 +97,11 @@ def _by_choice(nccl: NcclResult) -> Iterator[Draft]:
     cards = sorted({card for host in nccl.hosts for card in host.cards})
     over = f" over {', '.join(cards[:_MOST_CARDS])}" if cards else ""
     processes = counted(nccl.num_processes, "process")
+    by = f", according to {processes}" if nccl.num_processes else ""
+    inside = only_inside_hosts(nccl)
     yield Draft(
-        headline=f"NCCL uses TCP sockets between nodes, according to {processes}",
-        message=f"NCCL uses sockets{over} for everything between nodes{_why(nccl)}.",
+        headline=f"NCCL uses TCP sockets between nodes{by}",
+        message=f"NCCL uses sockets{over} for everything between nodes{_why(nccl)}. {inside}",
         fix=advice("nccl-over-sockets", "chosen"),
         confidence=Confidence.INFERRED,
         severity=None if nccl.num_hosts > 1 else Severity.INFO,
@@ -109,12 +111,11 @@ def _by_choice(nccl: NcclResult) -> Iterator[Draft]:
 
 def _why(nccl: NcclResult) -> str:
     """What the log says about the fast network."""
-    if any("libibverbs" in warning.text for warning in nccl.warnings):
-        return "; libibverbs could not be opened, so InfiniBand and RoCE are out of reach"
-    for name in ("NCCL_IB_DISABLE", "NCCL_NET", "NCCL_NET_PLUGIN"):
-        value = setting_of(nccl, name)
-        if value and value != "0":
-            return f"; {name} is set to {value}"
+    if why := why_not_fast(nccl):
+        no_verbs = ", so InfiniBand and RoCE are out of reach" if "libibverbs" in why else ""
+        return f"; {why}{no_verbs}"
+    if plugin := setting_of(nccl, "NCCL_NET_PLUGIN"):
+        return f"; NCCL_NET_PLUGIN is set to {plugin}"
     if any(host.links for host in nccl.hosts):
         return ", although NCCL found RDMA cards"
     if nccl.missing_networks:
@@ -132,21 +133,17 @@ def no_gpudirect(
     nccl: NcclResult, collectives: CollectivesResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:
     """Connections between nodes use RDMA cards without GPUDirect RDMA, according to NCCL's log."""
-    if (
-        has_log(nccl)
-        and not nccl.transports
-        and said(nccl, NcclRemark.GDR_OFF)
-        and not said(nccl, NcclRemark.GDR_ON)
-    ):
+    off = said(nccl, NcclRemark.GDR_OFF)
+    remarks = [remark for remark in off if remark.value not in nccl.missing_networks]
+    if has_log(nccl) and not nccl.transports and remarks and not said(nccl, NcclRemark.GDR_ON):
         # From what NCCL says of its cards, where the log names no connection
-        remarks = said(nccl, NcclRemark.GDR_OFF)
         cards = sorted({remark.value for remark in remarks})
         more = f" and {len(cards) - _MOST_CARDS} more" if len(cards) > _MOST_CARDS else ""
         most = max(remark.num_processes for remark in remarks)
         of_all = f" on {most:,} of {nccl.num_processes:,} processes"
         where = of_all if nccl.num_processes > 1 else ""
         yield Draft(
-            headline=f"GPUDirect RDMA is disabled for {counted(len(cards), 'network card')}",
+            headline=f"GPUDirect RDMA is disabled for {_number_of(cards)}",
             message=(
                 f"NCCL says so{where} for {', '.join(cards[:_MOST_CARDS])}{more}, and enables it "
                 "for none: every byte between nodes goes through CPU memory."
@@ -173,6 +170,10 @@ def no_gpudirect(
         confidence=Confidence.INFERRED,
         evidence=("nccl.transports",),
     )
+
+
+def _number_of(cards: Sequence[str]) -> str:
+    return "libfabric" if cards == ["Libfabric"] else counted(len(cards), "network card")
 
 
 def _fix(nccl: NcclResult) -> str:
