@@ -315,6 +315,8 @@ def _head(line: str) -> tuple[dict[str, _Column], int] | None:
             if at is not None:
                 found[what] = _Column(at, _unit(cells[at], what))
         is_timed = "time" in found and "byte" in line.lower()
+        if between == "words" and _SAYS["sentence"].search(line):
+            return None
         if len(cells) > 1 and "size" in found and (is_timed or found.keys() & {"bus", "speed"}):
             return found, len(cells)
     return None

@@ -185,9 +185,7 @@ class Assembler:
             self._counts["info"] += 1
         elif level != b"" and level != b"version":
             return
-        event = self._cache.get(text)
-        if event is None:
-            event = self._parse(text)
+        event = self._cache.get(text) or self._parse(text)
         if type(event) is Connection:
             self._communicators.connect(process, event)
         elif not isinstance(event, Marker):
@@ -241,11 +239,11 @@ class Assembler:
 
     def _listed(self) -> dict[str, set[int]]:
         """Networks by the cards that are listed; NCCL 2.4 lists sockets next to InfiniBand."""
-        listed = dict(self._of_cards)
-        if listed.keys() - {"Socket"} and "Socket" in listed:
-            listed["Socket"] = listed["Socket"] & self._missing.get("IB", set())
-        listed = {name: found - self._missing.get(name, set()) for name, found in listed.items()}
-        return {network: processes for network, processes in listed.items() if processes}
+        missing = self._missing
+        listed = {name: who - missing.get(name, set()) for name, who in self._of_cards.items()}
+        if any(who for name, who in listed.items() if name != "Socket"):
+            listed["Socket"] = listed.get("Socket", set()) & missing.get("IB", set())
+        return {network: who for network, who in listed.items() if who}
 
     def _process(self, who: tuple[bytes, int], rank: int | None) -> int:
         index = self._processes.get(who)

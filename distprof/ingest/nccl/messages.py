@@ -243,9 +243,7 @@ def _old_initialised(match: re.Match[str]) -> Event | None:
 
 
 def _timing(match: re.Match[str]) -> Event:
-    whole, _, part = match[3].partition(".")
-    total_ns = int(whole) * NS_PER_S + int(part[:9].ljust(9, "0"))
-    return Timing(int(match[1]), int(match[2]), total_ns)
+    return Timing(int(match[1]), int(match[2]), round(float(match[3]) * NS_PER_S))
 
 
 def _cards(text: str) -> Event | None:

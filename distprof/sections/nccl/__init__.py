@@ -151,12 +151,9 @@ def network_name(name: str) -> str:
     return "TCP sockets" if name == "Socket" else name
 
 
-_OF_ONE_HOST = re.compile(r"lo$|docker|veth|virbr|br-|cni|lxcbr|lxdbr|podman|ecs-eth|vmnet")
-
-
 def is_of_one_host(card: str) -> bool:
     """Whether an interface connects only what runs on its host, for example Docker's bridge."""
-    return _OF_ONE_HOST.match(card) is not None
+    return re.match(SAYS["of_one_host"], card) is not None
 
 
 def only_inside_hosts(result: NcclResult) -> str:
@@ -170,15 +167,18 @@ def only_inside_hosts(result: NcclResult) -> str:
 
 def why_not_fast(result: NcclResult) -> str:
     """The log's reason why NCCL uses sockets; empty if it gives none."""
+    said = [warning.text for warning in result.warnings]
+    said += [f"{setting.name}={setting.value}" for setting in result.settings]
     for pattern, reason in SAYS["slow"].items():
-        for warning in result.warnings:
-            if found := re.search(pattern, warning.text):
-                return str(reason).format(*found.groups())
-    values = {setting.name: setting.value for setting in result.settings}
-    for name in ("NCCL_IB_DISABLE", "NCCL_NET"):
-        if values.get(name, "0") not in ("0", ""):
-            return f"{name} is set to {values[name]}"
+        for found in filter(None, (re.search(pattern, text) for text in said)):
+            return str(reason).format(*found.groups())
     return ""
+
+
+def over_cards(result: NcclResult) -> str:
+    """For example `` over eth0 and eth1``; empty if no card of the chosen network is known."""
+    cards = sorted({card for host in result.hosts if host.networks for card in host.cards})
+    return f" over {' and '.join(cards[:_NAMED_HOSTS])}" if cards else ""
 
 
 def different_networks(result: NcclResult) -> str:

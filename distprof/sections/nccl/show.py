@@ -21,6 +21,7 @@ from distprof.sections.nccl import (
     different_networks,
     network_name,
     only_inside_hosts,
+    over_cards,
     why_not_fast,
 )
 from distprof.sections.parts import is_recorded
@@ -52,7 +53,7 @@ def nccl_verdict(report: Report) -> VerdictText:
         "" if result.transports else _far(result),
         _assumed(result),
         _plugin(result),
-        _detour(result) or _direct(result),
+        _next(result),
         _init(result),
         _warnings(result),
         _unrecognised(result),
@@ -111,14 +112,12 @@ def _chosen(result: NcclResult) -> str:
         return "All ranks are on one host, so they do without the network."
     if not result.networks:
         return ""
-    cards = sorted({card for host in result.hosts if host.networks for card in host.cards})
-    over = f" over {' and '.join(cards[:4])}" if cards else ""
     if differ := different_networks(result):
         return f"Hosts chose different networks: {differ}. NCCL cannot connect them."
     names = [network_name(name) for name in result.networks]
     reason = why_not_fast(result) if result.networks == ("Socket",) else ""
     why = f" because {reason}" if reason else ""
-    return f"Between nodes, NCCL uses {' and '.join(names)}{over}{why}."
+    return f"Between nodes, NCCL uses {' and '.join(names)}{over_cards(result)}{why}."
 
 
 def _topology(result: NcclResult) -> str:
@@ -170,23 +169,14 @@ def _inside(result: NcclResult) -> str:
     return f"NCCL's graph search found no NVLink between GPUs, only PCIe ({far})."
 
 
-def _detour(result: NcclResult) -> str:
-    """What shows why GPUs of a host do not access each other, where the log does not."""
-    shared = any(
-        way.where == INSIDE and way.transport.startswith("SHM") for way in result.transports
-    )
-    said = (each.name for each in (*result.settings, *result.remarks))
-    if not shared or any("P2P" in name or name == NcclRemark.PEER_OFF for name in said):
-        return ""
-    return str(SAYS["detour"])
-
-
-def _direct(result: NcclResult) -> str:
-    """Where to look if all connections are direct ones."""
+def _next(result: NcclResult) -> str:
+    """Where to look if GPUs of a host have no access to each other, or if all ways are direct."""
     ways = [(way.where == INSIDE, way.transport[:3], way.has_gdr) for way in result.transports]
-    if not ways or any(way != (True, "P2P", False) and not way[2] for way in ways):
-        return ""
-    return str(SAYS["direct"])
+    said = (each.name for each in (*result.settings, *result.remarks))
+    is_told = any("P2P" in name or name == NcclRemark.PEER_OFF for name in said)
+    is_direct = all(way == (True, "P2P", False) or way[2] for way in ways)
+    name = "detour" if (True, "SHM", False) in ways and not is_told else "direct" * is_direct
+    return str(SAYS[name]) if ways and name else ""
 
 
 def _share(result: NcclResult, where: str) -> str:
@@ -202,7 +192,7 @@ def _share(result: NcclResult, where: str) -> str:
     if first is slow:
         others = f", the others use {transport_name(most)}" if most is not slow else ""
         return f"{where} {share} connections go through CPU memory ({slow.transport}){others}"
-    without = where == BETWEEN and most.transport != "NET/Socket" and not most.has_gdr
+    without = where == BETWEEN and not most.transport.endswith("Socket") and not most.has_gdr
     note = ", without GPUDirect RDMA" if without else ""
     return f"{where} {share} connections use {transport_name(most)}{note}"
 
