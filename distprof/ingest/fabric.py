@@ -306,7 +306,7 @@ def _is_of_another(row: _Row, rows: Sequence[_Row]) -> bool:
 
 def _head(line: str) -> tuple[dict[str, _Column], int] | None:
     """Columns of a header by what they hold, and their number; None for another line."""
-    for between in ("columns", "words"):
+    for between in ("columns",) if _SAYS["sentence"].search(line) else ("columns", "words"):
         joined = _SAYS["before_unit"].sub("", line) if between == "words" else line
         cells = _SAYS[between].split(joined.strip("|# \t"))[:_MOST_COLUMNS]
         found: dict[str, _Column] = {}
@@ -315,8 +315,6 @@ def _head(line: str) -> tuple[dict[str, _Column], int] | None:
             if at is not None:
                 found[what] = _Column(at, _unit(cells[at], what))
         is_timed = "time" in found and "byte" in line.lower()
-        if between == "words" and _SAYS["sentence"].search(line):
-            return None
         if len(cells) > 1 and "size" in found and (is_timed or found.keys() & {"bus", "speed"}):
             return found, len(cells)
     return None
