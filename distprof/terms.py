@@ -164,6 +164,7 @@ class NcclRemark(StrEnum):
     GDR_OFF = "GPUDirect RDMA is disabled"
     PEER_OFF = "access between GPUs is disabled"
     PLUGIN = "OFI plug-in"
+    NO_RATE = "PCIe links count as almost nothing"
 
 
 class Severity(StrEnum):

@@ -90,6 +90,8 @@ def test_tests_of_one_rank_have_no_bandwidth():
             "over 16 ranks reaches 28.9 GB/s bus bandwidth at 33.6 MB, and falls to 4.00 GB/s from "
             "67.1 MB on",
         ),
+        ("sizes-by-length.log", "This test reaches 19.8 GB/s at 4.19 MB"),
+        ("runs-that-share-small-sizes.log", "This test reaches 6.12 GB/s at 1.05 MB"),
         (
             "tests-that-did-not-join.log",
             "2 tests ran at a time, each by itself over 2 ranks in one node: nothing was measured "

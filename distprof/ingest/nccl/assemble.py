@@ -20,7 +20,6 @@ from distprof.ingest.nccl.messages import (
     Event,
     Marker,
     Network,
-    PathTypes,
     Reach,
     Remark,
     Setting,
@@ -290,17 +289,15 @@ class Assembler:
                 if len(known) < MAX_VALUES:
                     known.update(dict.fromkeys(cards))
                 self._note(self._of_cards, network, process)
-            case PathTypes(inside=inside) if len(self._links) < MAX_VALUES:
-                self._links[inside] += 1
-            case Reach(peer=peer, card=card):
+            case Reach(peer=peer, card=card, inside=inside):
                 self._peer_path = min(filter(None, (self._peer_path, peer)), default=None)
                 self._card_path = min(
                     filter(None, (self._card_path, card)),
                     key=lambda path: (not path[1], path[0] == ASSUMED_GB_S, path[0]),
                     default=None,
                 )
-                if peer and len(self._links) < MAX_VALUES:
-                    self._links[peer[1]] += 1
+                if len(self._links) < MAX_VALUES:
+                    self._links.update({inside, peer[1] if peer else ""} - {""})
             case _:
                 self._communicators.keep(process, event)
 

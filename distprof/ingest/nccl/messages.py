@@ -110,20 +110,15 @@ class Nodes(msgspec.Struct, frozen=True):
     num_nodes: int
 
 
-class PathTypes(msgspec.Struct, frozen=True):
-    """Type of links inside a node in one graph search."""
-
-    inside: str
-
-
 class Reach(msgspec.Struct, frozen=True):
     """Slowest path of a GPU to another, and fastest to a network card: GB/s and type of link.
 
-    The type is empty for the speed of a card itself.
+    The type is empty for the speed of a card itself. A graph search names only a type, of GPUs.
     """
 
     peer: tuple[float, str] | None
     card: tuple[float, str] | None
+    inside: str = ""
 
 
 class Remark(msgspec.Struct, frozen=True):
@@ -151,7 +146,7 @@ class Call(msgspec.Struct, frozen=True):
 
 Event = (
     Marker | Version | Setting | Connection | Ring | Trees | Initialised | Timing | Cards | Network
-    | Channels | Nodes | PathTypes | Reach | Remark | Choice | Call
+    | Channels | Nodes | Reach | Remark | Choice | Call
 )  # fmt: skip
 
 Reader = Callable[[str], Event | None]
@@ -318,7 +313,8 @@ _READERS: tuple[tuple[str, Reader], ...] = (
     ("Using internal Network ", _of("network", lambda m: Network(m[1]))),
     ("coll channels", _of("channels", lambda m: Channels(int(m[1]), int(m[2]) if m[2] else None))),
     ("nNodes", _of("nodes", lambda m: Nodes(m[1], int(m[2])))),
-    ("Pattern ", _of("paths", lambda m: PathTypes(m[1]))),
+    ("Pattern ", _of("paths", lambda m: Reach(None, None, m[1]))),
+    ("+ PCI[0", _of("no_rate", lambda m: Remark(NcclRemark.NO_RATE, m[1]))),
     ("+ ", _of("link", lambda m: Reach((float(m[2]), m[1]), None))),
     ("+ ", _of("card", lambda m: Reach(None, (float(m[1]), "")))),
     (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from distprof.escape import shorten
+from distprof.escape import MAX_HEADLINE, shorten
 from distprof.run.logs import ASSUMED_GB_S
 from distprof.sections.base import VerdictText
 from distprof.sections.ending import STUCK
@@ -52,6 +52,7 @@ def nccl_verdict(report: Report) -> VerdictText:
         "" if result.transports else only_inside_hosts(result),
         "" if result.transports else _far(result),
         _assumed(result),
+        *(SAYS[remark.name] for remark in result.remarks if remark.name in SAYS),
         _plugin(result),
         _next(result),
         _init(result),
@@ -114,10 +115,12 @@ def _chosen(result: NcclResult) -> str:
         return ""
     if differ := different_networks(result):
         return f"Hosts chose different networks: {differ}. NCCL cannot connect them."
-    names = [network_name(name) for name in result.networks]
     reason = why_not_fast(result) if result.networks == ("Socket",) else ""
     why = f" because {reason}" if reason else ""
-    return f"Between nodes, NCCL uses {' and '.join(names)}{over_cards(result)}{why}."
+    text = f"Between nodes, NCCL uses {' and '.join(map(network_name, result.networks))}"
+    over = over_cards(result)
+    is_long = len(f"{text}{over}{why}") > MAX_HEADLINE and why and over
+    return f"{text}{why}. They go{over}." if is_long else f"{text}{over}{why}."
 
 
 def _topology(result: NcclResult) -> str:
