@@ -177,7 +177,7 @@ class Assembler:
         if level == b"WARN":
             self._counts["warn"] += 1
             self._warn(process, text)
-            if isinstance(said := self._parse(text), Remark | Cards):
+            if isinstance(said := self._cache.get(text) or self._parse(text), Remark | Cards):
                 self._keep(process, said)
             return
         if level == b"INFO":
