@@ -372,7 +372,7 @@ def _row(line: str) -> _Row | None:
 def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurve]:
     """One curve out of place and one in place."""
     halves = [half for row in table.rows for half in row.halves]
-    if not any(half[1] for half in halves):
+    if not any(half[2] or half[1] > 2 * _ROUNDING for half in halves):
         largest = format_bytes(max(row.num_bytes for row in table.rows))
         raise StatementError(
             source,

@@ -59,6 +59,11 @@ def test_memory_of_a_gpu_and_of_the_host_are_different_tests_of_a_link():
     assert "From GPU memory, the link reaches only 50.4 Gb/s, from host memory 98.3 Gb/s" in verdict
 
 
+def test_small_messages_of_two_ranks_are_no_tests_of_one_rank():
+    with pytest.raises(InputError, match="messages of up to 64 B show the latency"):
+        read_fabric(str(GOLDEN / "small-messages-of-two-gpus.log"))
+
+
 def test_tests_of_one_rank_have_no_bandwidth():
     with pytest.raises(InputError, match="a single rank"):
         read_fabric(str(GOLDEN / "tests-of-one-rank.log"))
