@@ -225,8 +225,9 @@ def fits_nccl_settings(source: str) -> bool:
     from distprof.ingest.recognise import foreign_format
 
     other = foreign_format("", start)  # what was measured says more than how it was started
-    restricts = any(map(_HOW["restricting"].fullmatch, _settings(start)))
-    is_told = other and not restricts and other.name.startswith(("{got}", "a bandwidth of"))
+    restricts = any(map(_HOW["restricting"].fullmatch, map("=".join, _settings(start).items())))
+    rates = ("{got}", "{tool}", "a bandwidth of")
+    is_told = other and not restricts and other.name.startswith(rates)
     return other is None or not (is_told or other.fix.startswith("distprof fabric "))
 
 

@@ -168,7 +168,7 @@ def only_inside_hosts(result: NcclResult) -> str:
 def why_not_fast(result: NcclResult) -> str:
     """The log's reason why NCCL uses sockets; empty if it gives none."""
     said = [warning.text for warning in result.warnings]
-    said += [f"{setting.name}={setting.value}" for setting in result.settings]
+    said += [f"{setting.name}={setting.value}" for setting in (*result.settings, *result.remarks)]
     for pattern, reason in SAYS["slow"].items():
         for found in filter(None, (re.search(pattern, text) for text in said)):
             return str(reason).format(*found.groups())
@@ -178,7 +178,8 @@ def why_not_fast(result: NcclResult) -> str:
 def over_cards(result: NcclResult) -> str:
     """For example `` over eth0 and eth1``; empty if no card of the chosen network is known."""
     cards = sorted({card for host in result.hosts if host.networks for card in host.cards})
-    return f" over {' and '.join(cards[:_NAMED_HOSTS])}" if cards else ""
+    named = cards if len(cards) <= _NAMED_HOSTS else [cards[0], f"{len(cards) - 1} more"]
+    return f" over {' and '.join(named)}" if cards else ""
 
 
 def different_networks(result: NcclResult) -> str:
