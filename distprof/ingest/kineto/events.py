@@ -145,9 +145,8 @@ def micros_to_ns(micros: NDArray[np.float64]) -> Int64Array:
 
 
 def needs_text(micros: NDArray[np.float64]) -> bool:
-    """Whether these times are too large for their decimals to survive in a double."""
-    large = np.abs(micros) >= EXACT_BELOW_US
-    return bool(large.any()) and bool((micros[large] != np.floor(micros[large])).any())
+    """Whether some times are too large for decimals to survive in a double."""
+    return bool((np.abs(micros) >= EXACT_BELOW_US).any())
 
 
 def texts_to_ns(texts: Sequence[Any]) -> Int64Array:
