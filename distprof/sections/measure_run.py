@@ -22,7 +22,7 @@ from distprof.errors import DistprofError
 from distprof.intervals import EMPTY, Intervals
 from distprof.join.waits import last_start_on_own_clock
 from distprof.run.records import RankRecords, RecordSource
-from distprof.run.run import Rank, Run, TableSource
+from distprof.run.run import Rank, Run, TableSource, light
 from distprof.run.tables import RankTables, encode, intervals_of
 from distprof.run.topology import GroupNames, ProcessGroup
 from distprof.schema import ABSENT, Int64Array, Table
@@ -59,8 +59,7 @@ class _Job(msgspec.Struct, frozen=True, kw_only=True):
 
     def light(self) -> _Job:
         """The same for a worker on another machine, which reads all tables there."""
-        source = getattr(self.source, "light", lambda: self.source)()
-        return replace(self, source=source)
+        return replace(self, source=light(self.source))
 
 
 def measure_run(
