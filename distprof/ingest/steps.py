@@ -183,14 +183,14 @@ def _unfinished(host: Table, start: Int64Array, end: Int64Array) -> bool:
     """Whether the last step lacks an optimizer step that every earlier step has."""
     if len(start) < 2:
         return False
-    index = _step_at(host["start_ns"][_rows_named(host, _OPTIMIZER_STEP)], start, end)
+    index = _step_at(host["start_ns"][_optimizer_rows(host)], start, end)
     counts = np.bincount(index[index >= 0], minlength=len(start))
     return bool((counts[:-1] > 0).all() and counts[-1] == 0)
 
 
-def _rows_named(host: Table, pattern: re.Pattern[str]) -> NDArray[np.intp]:
+def _optimizer_rows(host: Table) -> NDArray[np.intp]:
     names = host.coded("name")
-    found = names.where([bool(pattern.match(value)) for value in names.values])
+    found = names.where([bool(_OPTIMIZER_STEP.match(value)) for value in names.values])
     rows: NDArray[np.intp] = np.flatnonzero(found)
     return rows
 
@@ -216,7 +216,7 @@ def _optimizer_steps(host: Table, first_ns: int, last_ns: int) -> _Marks | None:
 
 def _optimizer_ends(host: Table) -> Int64Array:
     """Step ends of the optimizer that steps least often; of several, the one that ends last."""
-    rows = _rows_named(host, _OPTIMIZER_STEP)
+    rows = _optimizer_rows(host)
     codes = host.coded("name").codes[rows]
     best: Int64Array = np.empty(0, dtype=np.int64)
     for code in distinct(codes):

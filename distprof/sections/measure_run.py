@@ -118,13 +118,12 @@ def windows_of_records(run: Run, windows: Mapping[int, Intervals]) -> dict[int, 
     and samples are further apart than the clocks of hosts. ``windows`` is empty if the whole
     capture is analysed.
     """
-    found = windows or {rank.rank: _capture_of(rank) for rank in run.ranks}
+    found = windows or {
+        rank.rank: Intervals(np.array([rank.capture_start_ns]), np.array([rank.capture_end_ns]))
+        for rank in run.ranks
+    }
     first = next(iter(found.values()), None)
     return {} if first is None else {**dict.fromkeys(run.records, first), **found}
-
-
-def _capture_of(rank: Rank) -> Intervals:
-    return Intervals(np.array([rank.capture_start_ns]), np.array([rank.capture_end_ns]))
 
 
 # Ranks --------------------------------------------------------------------------------------------

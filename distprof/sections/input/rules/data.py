@@ -79,7 +79,8 @@ def uneven_input(
     min_excess = limits["min_step_ratio"] * step
     named = named_for_late_input(stragglers)
     longer = tuple(rank for rank, more in excess.items() if more > min_excess and rank not in named)
-    queued, loader_queued = pauses.queued_ns, _loaders_queued_ns(pauses)
+    queued = pauses.queued_ns
+    loader_queued = {rank.rank: rank.input_queue_ns_per_step or 0 for rank in pauses.ranks}
     late = tuple(
         rank
         for rank in longer
@@ -118,11 +119,6 @@ def _input_ns(step_log: StepLogResult, pauses: PausesResult) -> dict[int, int]:
     return {
         rank.rank: rank.phases.get("input", 0) + loader.get(rank.rank, 0) for rank in step_log.ranks
     }
-
-
-def _loaders_queued_ns(pauses: PausesResult) -> dict[int, int]:
-    """Time per step by rank for which training waits for a loader that has no CPU."""
-    return {rank.rank: rank.input_queue_ns_per_step or 0 for rank in pauses.ranks}
 
 
 def _uncertain(
