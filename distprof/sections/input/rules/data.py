@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator
 
 from distprof.escape import few_ranks
@@ -11,7 +10,7 @@ from distprof.sections.collectives import CollectivesResult
 from distprof.sections.idle import IdleResult, PausesResult
 from distprof.sections.input.rules.loading import named_for_late_input
 from distprof.sections.settings import SettingsResult
-from distprof.sections.shares import StepTimes, hidden_waits, idle_gpu_ns
+from distprof.sections.shares import StepTimes, hidden_waits, idle_gpu_ns, medians_of_others
 from distprof.sections.step_log import StepLogResult
 from distprof.sections.stragglers import MessagesResult, StragglersResult
 from distprof.sections.time import WaterfallResult
@@ -75,7 +74,8 @@ def uneven_input(
     step, waits = step_log.step_ns, _input_ns(step_log, pauses)
     if not step or len(waits) < 2:
         return  # bare traces, or one rank alone
-    excess = {rank: wait - _peers(waits, rank) for rank, wait in waits.items()}
+    usual = dict(zip(waits, medians_of_others([*waits.values()]), strict=True))
+    excess = {rank: wait - usual[rank] for rank, wait in waits.items()}
     min_excess = limits["min_step_ratio"] * step
     named = named_for_late_input(stragglers)
     longer = tuple(rank for rank, more in excess.items() if more > min_excess and rank not in named)
@@ -103,7 +103,7 @@ def uneven_input(
         headline=f"{_who(late)} {format_ratio(waits[worst] / step)} of each step for input",
         message=(
             f"It takes {format_duration(waits[worst])}{of_rank}; the median of its peers is "
-            f"{format_duration(_peers(waits, worst))}."
+            f"{format_duration(usual[worst])}."
         ),
         cost_ns_per_step=int(excess[worst]),
         ranks=late,
@@ -150,10 +150,6 @@ def _hidden(ranks: tuple[int, ...], excess: dict[int, float], idle_ns: dict[int,
         f"rank {worst} waits {format_duration(excess[worst])} longer for input than its peers, but"
         f" its GPU has work meanwhile: it idles for {format_duration(idle_ns[worst])} of a step"
     )
-
-
-def _peers(waits: dict[int, int], rank: int) -> float:
-    return statistics.median(wait for other, wait in waits.items() if other != rank)
 
 
 def _who(ranks: tuple[int, ...]) -> str:

@@ -10,6 +10,7 @@ import msgspec
 
 from distprof.escape import fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
+from distprof.sections.shares import medians_of_others
 from distprof.sections.stragglers import StragglersResult
 from distprof.sections.table import counted
 from distprof.sections.telemetry import (
@@ -121,27 +122,14 @@ def median_of(
     return float(median(known)) if known else None
 
 
-def medians_of_others(values: Sequence[float | None]) -> list[float | None]:
-    """For each value, the median of the other known values; None if there are none.
-
-    Jobs have thousands of GPUs, so the values are sorted once.
-    """
-    known = sorted((value, i) for i, value in enumerate(values) if value is not None)
-    numbers = [value for value, _ in known]
-    result = [_median(numbers)] * len(values)
-    for place, (_, i) in enumerate(known):
-        result[i] = _median(numbers, without=place)
+def usual_of_peers(values: Sequence[float | None]) -> list[float | None]:
+    """For each value, the median of the other known values; None if there are none."""
+    known = {i: value for i, value in enumerate(values) if value is not None}
+    result = [float(median(known.values())) if known else None] * len(values)
+    others = medians_of_others([*known.values()]) if len(known) > 1 else [None] * len(known)
+    for i, usual in zip(known, others, strict=True):
+        result[i] = usual
     return result
-
-
-def _median(ascending: Sequence[float], without: int | None = None) -> float | None:
-    """Median of sorted numbers, all or all but one."""
-    count = len(ascending) - (without is not None)
-    if count <= 0:
-        return None
-    places = ((count - 1) // 2, count // 2)
-    low, high = (p + 1 if without is not None and p >= without else p for p in places)
-    return (ascending[low] + ascending[high]) / 2
 
 
 def by_kind(units: Sequence[Unit]) -> list[list[Unit]]:
@@ -302,7 +290,7 @@ def _slowed(units: Sequence[Unit], reasons: Sequence[str], limits: Limits) -> li
     gpus = []
     for peers in by_kind(units):
         shares = [_share(unit, reasons) for unit in peers]
-        for unit, share, usual in zip(peers, shares, medians_of_others(shares), strict=True):
+        for unit, share, usual in zip(peers, shares, usual_of_peers(shares), strict=True):
             if usual is not None and share - usual >= limits["more_capped_ratio"]:
                 gpus.append(unit)
     return gpus
@@ -336,7 +324,7 @@ def uneven_device_clocks(
     """GPUs that run at a lower clock than their peers although they report no throttling."""
     busy = [unit for unit in units_of(telemetry) if unit.is_busy and _clock(unit) is not None]
     for peers in by_kind(busy):
-        usual = medians_of_others([_clock(unit) for unit in peers])
+        usual = usual_of_peers([_clock(unit) for unit in peers])
         slow = [
             unit
             for unit, others in zip(peers, usual, strict=True)
@@ -422,7 +410,7 @@ def _hot(peers: Sequence[Unit], limits: Limits) -> list[Unit]:
     """GPUs that are hot, or hotter than their peers and slower."""
     heats = [float(unit.figures.temperature_c_max or 0) for unit in peers]
     clocks = [unit.figures.sm_clock_mhz_median if unit.is_busy else None for unit in peers]
-    usual_heats, usual_clocks = medians_of_others(heats), medians_of_others(clocks)
+    usual_heats, usual_clocks = usual_of_peers(heats), usual_of_peers(clocks)
     hot = []
     for i, unit in enumerate(peers):
         usual, clock, others = usual_heats[i], clocks[i], usual_clocks[i]
