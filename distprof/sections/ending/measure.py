@@ -85,7 +85,11 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     return replace(
         found,
         num_followers=len(failed) if found.state == FAILED else 0,
-        why=(*found.why, *timeout_sentences(found.positions), *_followers(failed, found), *earlier),
+        why=(
+            *(_last_bar(output) if found.cause in words().kinds["outside"] else ()),
+            *(*found.why, *timeout_sentences(found.positions), *_followers(failed, found)),
+            *earlier,
+        ),
         next_steps=found.next_steps or tuple(_steps(found)),
         lines=tuple(
             EndingLine(rank=e.rank, file=e.file, line=e.line, about=about_of(e), text=e.text)
@@ -97,12 +101,26 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     )
 
 
+def _last_bar(output: JobOutput) -> Iterator[str]:
+    """How far a job came that was ended, according to the last bar of progress near its end."""
+    lines = [line for one in output.ends.values() for line in one]
+    bar = next((bar for line in reversed(lines) if (bar := words().search("bar", line))), None)
+    if bar is not None and len(output.ends) == 1:
+        of = f" (“{bar['name'].strip()}”)" if bar["name"] else ""
+        yield f"Its last bar of progress is at {int(bar['done']):,} of {int(bar['total']):,}{of}."
+
+
 def _without_title(output: JobOutput) -> JobOutput:
     """What a job printed, without the title of a thread over it, if it shows a cause itself."""
     told = (e for e in said_in(output) if e.line == 1 and not e.again)
     titles = [e for e in told if words().search("title", e.text)]
     own = replace(output, events=tuple(e for e in output.events if e not in titles))
-    return own if titles and any(cause(own) for cause in _ROOTS) else output
+    own = own if titles and any(cause(own) for cause in _ROOTS) else output
+    # A first line apart, which the output repeats, is a title, too
+    apart = {file for file, lines in output.ends.items() if lines[1:2] == ("",)}
+    at = (replace(e, line=e.again) if e.again and e.line == 1 and e.file in apart else e
+          for e in own.events)  # fmt: skip
+    return replace(own, events=tuple(at))
 
 
 _STARTS = ("set-up", "ready", "joining", "stage")
@@ -499,9 +517,10 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
         told, steps = _told(without)
         line = f"{told}: {line}"
     who = capitalized(name_ranks(ranks)) if ranks else "A process"
+    is_first = len(ranks) == 1 and {e.rank for e in said_in(output)} - {None, *ranks}
     return _made(
         event.yields,
-        f"{who} failed{' first' if len(ranks) == 1 else ''}: {line.rstrip('.')}.",
+        f"{who} failed{' first' if is_first else ''}: {line.rstrip('.')}.",
         event,
         *steps,
         why=(f"Its last own call was {place}.",) if place else (),
@@ -526,13 +545,9 @@ _TO_NEXT = 4
 
 def _first_of(events: list[OutputEvent]) -> OutputEvent:
     """The first of some events: by time across files if all have one, else in the first file."""
-    heads: dict[str, OutputEvent] = {}
-    for event in events:
-        if event.file not in heads or event.line < heads[event.file].line:
-            heads[event.file] = event
-    times = [head.at_s for head in heads.values()]
-    if None not in times:
-        return min(heads.values(), key=lambda head: head.at_s or 0.0)
+    heads = {e.file: e for e in sorted(events, key=lambda e: e.line, reverse=True)}
+    if all(head.at_s is not None for head in heads.values()):
+        return min(heads.values(), key=lambda head: (head.at_s or 0.0, events.index(head)))
     return heads[events[0].file]
 
 
@@ -791,9 +806,14 @@ def _killed(output: JobOutput) -> EndingResult | None:
 
 def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
     """The end of a process by a signal or an exit code."""
-    name, ranks = _signal(event), _listed(event)
-    who = _subject(event)
-    if event.rank is None and ranks:
+    name, ranks, who = _signal(event), _listed(event), _subject(event)
+    told, tables = ("time", "host", "code"), ("elastic-failure", "elastic-event")
+    # torchrun's times are whole seconds: of those in one, none is known to be the first
+    if event.name in tables and ("time" in event.fields or not (name or "root" in event.fields)):
+        same = [e for e in _exits(output) if e.name == event.name and e.rank is not None]
+        same = [e for e in same if all(e.fields.get(n) == event.fields.get(n) for n in told)]
+        ranks = tuple(sorted({e.rank or 0 for e in same}))
+    if ranks and (len(ranks) > 1 or event.rank is None):
         who = f"{capitalized(name_ranks(ranks))}{_at(event)}"
     elif event.rank is None and "local" in event.fields:
         who = f"A process with local rank {event.fields['local']}"
@@ -804,31 +824,22 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
     how = f"was not started: {why.rstrip('.`')}" if why else "died"
     how = f"was {fate}" if fate else how
     how = f"exited with code {code}" if code is not None else how
-    how = f"was ended by {name}" if name else how
+    how = f"{'were' if len(ranks) > 1 else 'was'} ended by {name}" if name else how
     meaning = f": {because.rstrip('.')}" if because else "" if why else _reason(output, code)
     steps = advice_on("exit", f"{event.name} code {code} {why}{fate}")
     if name in words().meanings:
         meaning, steps = words().meanings[name], advice_on("signal", name)
+    shown = (class_of("cut", e.name) for e in _of(output, "frames") if name == "SIGABRT")
+    if cause := next((one for one in shown if one and one.says), None):
+        meaning, steps = f"{meaning}: {cause.says}", (cause.text,)
     if log := event.fields.get("log"):
         steps = (f"Read {log}, to which it printed.", *steps)
-    blamed = (event.rank,) if event.rank is not None else ranks
-    tables = ("elastic-failure", "elastic-event")
-    same = [e for e in _exits(output) if e.name == event.name and e.name in tables]
-    # What tells torchrun's failures apart: without it, the text does not say which came first
-    is_one = len({(e.fields.get("time"), e.fields.get("host")) for e in same}) == 1
-    if is_one and not name and "root" not in event.fields:
-        ranks = blamed = tuple(sorted({e.rank for e in same if e.rank is not None}))
-        who = f"{capitalized(name_ranks(blamed))}{_at(event)}"
-    first = len(ranks) < 2
+    blamed = ranks if event.rank is None or event.rank in ranks else (event.rank,)
     others = {e.rank for e in _exits(output) if e.rank is not None} - set(blamed)
+    first = " first" if others and len(ranks) < 2 else ""
     followed = f" {counted(len(others), 'other')} followed." if others else ""
-    return _made(
-        "killed" if name else "exit",
-        f"{who} {how}{' first' if first and others else ''}{meaning}.{followed}",
-        event,
-        *steps,
-        ranks=blamed,
-    )
+    verdict = f"{who} {how}{first}{meaning}.{followed}"
+    return _made("killed" if name else "exit", verdict, event, *steps, ranks=blamed)
 
 
 def _reason(output: JobOutput, code: int | None = None) -> str:
@@ -1097,7 +1108,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
     explained = [e for e in events if e.name != "nccl-result"]
     # A plugin that could not start leaves a result, too, and the job continues.
     events = explained or [e for e in events if _is_at_end(e, output)]
-    if not events:
+    dogs = {e.file: e.line for e in reversed(_of(output, "timeout"))}  # they end their process
+    if not events or all(e.yields == "peer" and e.line > dogs.get(e.file, e.line) for e in events):
         return None
     event = events[0]
     if event.yields != "network":  # NCCL names the reason after the error
@@ -1166,8 +1178,12 @@ _UNNAMED = ", and its lines do not name that rank"
 def _frozen(output: JobOutput) -> EndingResult | None:
     events = _of(output, "frozen", "timeout")
     ranks = sorted({event.rank for event in events if event.rank is not None})
-    event = min(events, key=lambda e: ("tag" not in e.fields, e.name == "npu-sync"))
+    least = ("npu-sync", "operations-failed")
+    event = min(events, key=lambda e: ("tag" not in e.fields, e.name in least))
+    aborts = [e for e in _of(output, "local_exit") if _signal(e) == "SIGABRT"]
     who = name_ranks(ranks) if ranks else "a process"
+    if len(aborts) == 1 and not ranks:
+        who = "the process with local rank {local} (pid {pid})".format_map(aborts[0].fields)
     kinds = {operation_kind(e.fields["op"]) for e in events if "op" in e.fields}
     where = f" in {', '.join(sorted(kinds))}" if kinds else ""
     if (row := _row(event)).says:
@@ -1744,7 +1760,7 @@ def _nan(output: JobOutput) -> EndingResult | None:
     events = [e for e in events if "norm" not in e.fields or e in norms]
     if not events:
         return None
-    event = min(events, key=lambda e: ("norm" in e.fields, e.number("scale") or 0))
+    event = min(events, key=lambda e: ("norm" in e.fields, float(e.fields.get("scale", 0))))
     is_once = len(events) == 1 and not (event.again or _is_at_end(event, output, 1))
     if is_once and _of(output, "complaint"):
         return None
