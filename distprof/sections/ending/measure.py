@@ -103,9 +103,8 @@ def diagnose_output(output: JobOutput) -> EndingResult:
 
 def _last_bar(output: JobOutput) -> Iterator[str]:
     """How far a job came that was ended, according to the last bar of progress near its end."""
-    lines = [line for one in output.ends.values() for line in one]
-    bar = next((bar for line in reversed(lines) if (bar := words().search("bar", line))), None)
-    if bar is not None and len(output.ends) == 1:
+    lines = next(iter(output.ends.values()), ()) if len(output.ends) == 1 else ()
+    for bar in [*filter(None, (words().search("bar", line) for line in lines))][-1:]:
         of = f" (“{bar['name'].strip()}”)" if bar["name"] else ""
         yield f"Its last bar of progress is at {int(bar['done']):,} of {int(bar['total']):,}{of}."
 
@@ -771,14 +770,19 @@ def _signal(event: OutputEvent) -> str:
 
 def _exits(output: JobOutput) -> list[OutputEvent]:
     """Ends of processes, those that a launcher calls the first failure before others."""
-    order = ("exit", "local_exit", "job_exit", "died")
+    order = words().kinds["ends"]
     cancelled = {e.file: e.line for e in reversed(_of(output, "cancelled"))}
     whole = {e.file: e.line for e in _of(output, "cancelled") if e.fields.get("what") == "JOB"}
+    ended = ("SIGTERM", "SIGKILL")  # by torchrun, too: the second after 30 s
+    first = min((e.fields["time"] for e in _of(output, "exit") if "time" in e.fields), default="")
+    later = (e for e in _of(output, "exit") if e.fields.get("time", first) > first)
+    swept = {e.fields.get("pid") for e in later if _signal(e) in ended} - {None}
     exits = [
         e
         for e in _of(output, *order)
-        if not (e.line > whole.get(e.file, e.line))
-        and (_signal(e) not in ("SIGTERM", "SIGKILL") or e.line < cancelled.get(e.file, e.line + 1))
+        if e.line <= whole.get(e.file, e.line)
+        and e.fields.get("pid") not in swept
+        and (_signal(e) not in ended or e.line < cancelled.get(e.file, e.line + 1))
     ]
     if all(e.at_s is not None for e in exits):
         exits.sort(key=lambda e: e.at_s or 0.0)
@@ -809,7 +813,7 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
     name, ranks, who = _signal(event), _listed(event), _subject(event)
     told, tables = ("time", "host", "code"), ("elastic-failure", "elastic-event")
     # torchrun's times are whole seconds: of those in one, none is known to be the first
-    if event.name in tables and ("time" in event.fields or not (name or "root" in event.fields)):
+    if event.name in tables and ("time" in event.fields or "root" not in event.fields):
         same = [e for e in _exits(output) if e.name == event.name and e.rank is not None]
         same = [e for e in same if all(e.fields.get(n) == event.fields.get(n) for n in told)]
         ranks = tuple(sorted({e.rank or 0 for e in same}))
@@ -835,7 +839,8 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
     if log := event.fields.get("log"):
         steps = (f"Read {log}, to which it printed.", *steps)
     blamed = ranks if event.rank is None or event.rank in ranks else (event.rank,)
-    others = {e.rank for e in _exits(output) if e.rank is not None} - set(blamed)
+    ends = _of(output, *words().kinds["ends"])
+    others = {e.rank for e in ends if e.rank is not None} - set(blamed)
     first = " first" if others and len(ranks) < 2 else ""
     followed = f" {counted(len(others), 'other')} followed." if others else ""
     verdict = f"{who} {how}{first}{meaning}.{followed}"
@@ -1048,6 +1053,7 @@ def _store(output: JobOutput) -> EndingResult | None:
     who = "a process" if event.rank is None else f"rank {event.rank}"
     sender = event.number("sender") if "sender" in fields else event.number("other")
     is_member = event.number("own") not in (None, event.rank)
+    is_later = (event.number("key") or 1) > 1  # a barrier of another than the first process group
     if says:
         what = says
     elif sender is not None:
@@ -1063,7 +1069,7 @@ def _store(output: JobOutput) -> EndingResult | None:
         absent = {*range(min(size, _MAX_NAMED))} - {e.rank for e in events}
         if "joined" in fields and size - int(fields["joined"]) == len(absent):
             what += f": {name_ranks(absent)} did not"
-        if _is_of_later_group(event):
+        if is_later:
             what = what.replace("joined the rendezvous", f"came to process group {fields['key']}")
         if int(fields.get("joined", 0)) > int(fields["expected"]):
             what = words().store["too many"].format_map(fields)
@@ -1079,7 +1085,7 @@ def _store(output: JobOutput) -> EndingResult | None:
         steps = (f"Read the log of {whom}{why}.", steps[0])
     elif event.number("expected") is not None and (event.number("joined") or 0) > size:
         steps = words().steps["too many processes"]
-    elif _is_of_later_group(event):
+    elif is_later:
         steps = words().steps["later group"]
     named = next((e for e in _of(output, "hint") if e.fields.get("name", "\n") in what), None)
     if named is not None:
@@ -1087,11 +1093,6 @@ def _store(output: JobOutput) -> EndingResult | None:
         steps = _told(named)[1]
     found = _stuck("store", what, event, *advice_on("store", what), *steps)
     return found if sender is None or is_member else replace(found, suspects=(sender,))
-
-
-def _is_of_later_group(event: OutputEvent) -> bool:
-    """Whether a store's barrier is not that of the first process group, which all ranks join."""
-    return (event.number("key") or 1) > 1
 
 
 def _unreachable(output: JobOutput) -> EndingResult | None:
@@ -1242,7 +1243,11 @@ def _died(output: JobOutput) -> EndingResult | None:
     events = (e for e in _of(output, "died") if not _signal(e))
     event = min(
         events,
-        key=lambda e: ("fate" not in e.fields, e.name != "ray-node", e.name == "pod-restarts"),
+        key=lambda e: (
+            "fate" not in e.fields,
+            e.name not in ("ray-node", "ray-owner"),
+            e.name == "pod-restarts",
+        ),
         default=None,
     )
     if event is not None and event.name == "engine-died" and _of(output, "nccl"):
@@ -1252,7 +1257,8 @@ def _died(output: JobOutput) -> EndingResult | None:
 
 def _exited(output: JobOutput) -> EndingResult | None:
     without_code = ("sagemaker-exit", "elastic-event", "no-error-file")
-    exits = (e for e in _exits(output) if _signal(e) or e.number("code") or e.name in without_code)
+    exits = (e for e in _exits(output) if _signal(e) or e.number("code") or e.name in without_code
+             or "root" in e.fields)  # fmt: skip
     event = next(exits, None)
     if event is None:
         return None
@@ -1577,11 +1583,6 @@ _MIN_SAID = 16  # a shorter line, such as a heading, tells nothing
 _FIRST_TROUBLE = "The first trouble that it prints is"
 
 
-def _aside(_: JobOutput) -> EndingResult | None:
-    """What a text shows whose only exception is one that is ignored."""
-    return _undecided("aside", words().alone["aside"], "aside")
-
-
 def _calls(output: JobOutput) -> EndingResult | None:
     """Ranks whose last call of a group is behind that of others, if calls are logged."""
     named = (e for e in _of(output, "setup") if "comm" in e.fields)
@@ -1818,6 +1819,6 @@ _CAUSES: dict[Callable[[JobOutput], EndingResult | None], tuple[str, ...]] = {
     partial(_cut, kind="frames"): (),
     _complained: ("complaint",),
     _hinted: (),
-    _aside: ("aside",),
+    lambda _: _undecided("aside", words().alone["aside"], "aside"): ("aside",),
 }
 """Causes, each with the kinds of lines without one of which it is not tried."""
