@@ -242,8 +242,7 @@ def _elsewhere(found: EndingResult, output: JobOutput) -> EndingResult:
         return found
     stacks = diagnose_stacks(output)
     if stacks is not None and stacks.ranks and found.cause != "stacks":
-        why = (found.verdict, *stacks.why)
-        return replace(stacks, positions=found.positions, why=why)
+        return replace(stacks, positions=found.positions, why=(found.verdict, *stacks.why))
     if stacks is not None and found.cause == "frozen":
         shown = stacks.verdict.partition(": ")[2].partition(". ")[0].rstrip(".")
         return _amid(found, f"A stack shows that {shown}.", *stacks.next_steps[:1])
@@ -597,8 +596,8 @@ def _is_avoided(event: OutputEvent, output: JobOutput) -> bool:
 
 def _precedence(event: OutputEvent) -> tuple[int, bool]:
     """Of one kind, a line that names something, and is whole, explains more than another."""
-    named = event.fields.get("names") or event.fields.get("message", ":")
-    return words().kinds["precedence"].index(event.yields), named.rstrip().endswith(":")
+    named = (event.fields.get("names") or event.fields.get("message", ":")).rstrip()
+    return words().kinds["precedence"].index(event.yields), named.endswith((":", ": undefined"))
 
 
 def _is_near(one: OutputEvent, other: OutputEvent, most: int = _NEAR_LINES) -> bool:
@@ -695,7 +694,8 @@ def _assert(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
 
 def _by_class(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     """What is said of an error whose line names no more than a port or a signal."""
-    kind = class_of(event.yields, event.fields.get("port") or event.fields.get("signal", ""))
+    text = event.fields.get("port") or event.fields.get("signal", "code" * ("code" in event.fields))
+    kind = class_of(event.yields, text)
     return (kind.says.format_map(event.fields), (kind.text,)) if kind else (event.text, ())
 
 
@@ -724,7 +724,7 @@ def _last_code(event: OutputEvent) -> str:
 
 def _where_to_look(event: OutputEvent) -> str:
     """The code that raised an exception."""
-    *_, last = ("", *re.findall(words().patterns["package"], _frames(event)))
+    *_, last = ("", *filter(None, re.findall(words().patterns["package"], _frames(event))))
     if last and last != "torch":
         return f"{last} raises it: compare its version with what the program requires (pip show)."
     place = last_own(_frames(event))
@@ -886,11 +886,13 @@ def _crash(output: JobOutput) -> EndingResult | None:
     stacks = (s for s in output.stacks if s.file == event.file and s.line >= event.line)
     stack = next(stacks, None)
     own = (f"Read the code of {stack.calls[0]}.",) if stack else advice_on(how, "SIGSEGV")
+    only = "" if event.rank is not None else capitalized(_only_ended(output))
     return _made(
         "crash",
-        f"{_subject(event)} crashed: {what[:_MAX_QUOTE]}{library and f' in {library}'}{meaning}.",
+        f"{only or _subject(event)} crashed: {what[:_MAX_QUOTE]}"
+        f"{library and f' in {library}'}{meaning}.",
         event,
-        *(advice_on("crash", library) if library else ()),
+        *advice_on("crash", library or f"what: {what}"),
         *(advice_on("signal", "SIGBUS") if is_bus else ()),
         *own,
         why=(f"Its last own call was {stack.calls[0]}.",) if stack else (),
@@ -1181,10 +1183,7 @@ def _frozen(output: JobOutput) -> EndingResult | None:
     ranks = sorted({event.rank for event in events if event.rank is not None})
     least = ("npu-sync", "operations-failed")
     event = min(events, key=lambda e: ("tag" not in e.fields, e.name in least))
-    aborts = [e for e in _of(output, "local_exit") if _signal(e) == "SIGABRT"]
-    who = name_ranks(ranks) if ranks else "a process"
-    if len(aborts) == 1 and not ranks:
-        who = "the process with local rank {local} (pid {pid})".format_map(aborts[0].fields)
+    who = name_ranks(ranks) if ranks else _only_ended(output) or "a process"
     kinds = {operation_kind(e.fields["op"]) for e in events if "op" in e.fields}
     where = f" in {', '.join(sorted(kinds))}" if kinds else ""
     if (row := _row(event)).says:
@@ -1223,6 +1222,13 @@ def _frozen(output: JobOutput) -> EndingResult | None:
     )
 
 
+def _only_ended(output: JobOutput) -> str:
+    """The process that a signal ended, if a launcher names one; else empty."""
+    ended = [e.fields for e in _of(output, "local_exit") if _signal(e) and "pid" in e.fields]
+    text = "the process with local rank {local} (pid {pid})"
+    return text.format_map(ended[0]) if len(ended) == 1 else ""
+
+
 def _with_fewest_pending(events: Iterable[OutputEvent]) -> tuple[tuple[int, ...], str]:
     """The ranks that launched the fewest collectives after the one in which all wait."""
     told = ((e.rank, e.number("pending")) for e in events)
@@ -1241,13 +1247,10 @@ def _with_fewest_pending(events: Iterable[OutputEvent]) -> tuple[tuple[int, ...]
 def _died(output: JobOutput) -> EndingResult | None:
     """A process whose end its scheduler noticed: what others lost then only follows."""
     events = (e for e in _of(output, "died") if not _signal(e))
+    first = ("ray-node", "ray-owner")
     event = min(
         events,
-        key=lambda e: (
-            "fate" not in e.fields,
-            e.name not in ("ray-node", "ray-owner"),
-            e.name == "pod-restarts",
-        ),
+        key=lambda e: ("fate" not in e.fields, e.name not in first, e.name == "pod-restarts"),
         default=None,
     )
     if event is not None and event.name == "engine-died" and _of(output, "nccl"):
@@ -1343,10 +1346,8 @@ def _cut(output: JobOutput, kind: str = "cut") -> EndingResult | None:
     if _of(output, "complaint") and place and not why and "type" not in event.fields:
         says = "the job is said to stand still. A traceback without its message shows it in"
         return _undecided("complaint", f"{says} {place}", "complaint")
-    told, where = (
-        f"{_subject(event)} failed with {kind}{why}, {lacks}",
-        f", in {place}" if place else "",
-    )
+    told = f"{_subject(event)} failed with {kind}{why}, {lacks}"
+    where = f", in {place}" if place else ""
     warning = _warning_near(event, output, _BETWEEN_RUNS)
     if warning is not None and "bare" not in event.fields:
         told = f"{_subject(event)} failed, most likely after NCCL's warning “{_warned(warning)}”. "
