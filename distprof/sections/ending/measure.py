@@ -104,22 +104,20 @@ def diagnose_output(output: JobOutput) -> EndingResult:
 def _last_bar(output: JobOutput) -> Iterator[str]:
     """How far a job came that was ended, according to the last bar of progress near its end."""
     lines = next(iter(output.ends.values()), ()) if len(output.ends) == 1 else ()
-    for bar in [*filter(None, (words().search("bar", line) for line in lines))][-1:]:
+    for bar in [b for line in lines for b in re.finditer(words().patterns["bar"], line)][-1:]:
         of = f" (“{bar['name'].strip()}”)" if bar["name"] else ""
         yield f"Its last bar of progress is at {int(bar['done']):,} of {int(bar['total']):,}{of}."
 
 
 def _without_title(output: JobOutput) -> JobOutput:
     """What a job printed, without the title of a thread over it, if it shows a cause itself."""
-    told = (e for e in said_in(output) if e.line == 1 and not e.again)
-    titles = [e for e in told if words().search("title", e.text)]
-    own = replace(output, events=tuple(e for e in output.events if e not in titles))
-    own = own if titles and any(cause(own) for cause in _ROOTS) else output
-    # A first line apart, which the output repeats, is a title, too
     apart = {file for file, lines in output.ends.items() if lines[1:2] == ("",)}
-    at = (replace(e, line=e.again) if e.again and e.line == 1 and e.file in apart else e
-          for e in own.events)  # fmt: skip
-    return replace(own, events=tuple(at))
+    first = [e for e in said_in(output) if e.line == 1]
+    titles = [e for e in first if e.file in apart or words().search("title", e.text)]
+    events = (replace(e, line=e.again) if e.again and e in titles else e for e in output.events)
+    output = replace(output, events=tuple(events))  # what the output repeats counts there
+    own = replace(output, events=tuple(e for e in output.events if e not in titles))
+    return own if titles and any(cause(own) for cause in _ROOTS) else output
 
 
 _STARTS = ("set-up", "ready", "joining", "stage")
@@ -1777,6 +1775,7 @@ def _nan(output: JobOutput) -> EndingResult | None:
         told, steps = f"The gradient norm was NaN{at} and later", advice_on("nan", "norm")
         return _made("nan", f"{told}.", event, *steps)
     what = "A gradient" if "grad" in event.fields else "The loss"
+    what += "" if event.rank is None else f" of rank {event.rank}"
     return _made("nan", f"{what} became NaN{at}.", event, *advice_on("nan", ""))
 
 
