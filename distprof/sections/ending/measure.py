@@ -117,7 +117,8 @@ def _without_title(output: JobOutput) -> JobOutput:
     events = (replace(e, line=e.again) if e.again and e in titles else e for e in output.events)
     output = replace(output, events=tuple(events))  # what the output repeats counts there
     own = replace(output, events=tuple(e for e in output.events if e not in titles))
-    return own if titles and any(cause(own) for cause in _ROOTS) else output
+    is_told = "store" in {e.yields for e in titles} & {e.yields for e in own.events}
+    return own if is_told or (titles and any(cause(own) for cause in _ROOTS)) else output
 
 
 _STARTS = ("set-up", "ready", "joining", "stage")
@@ -479,10 +480,8 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     events = [
         e
         for e in _of(output, *words().kinds["precedence"])
-        if not (
-            is_survived(e) or e.yields in traps or (e.yields == "port" and _is_avoided(e, output))
-        )
-        and e not in following
+        if not (is_survived(e) or e.yields in traps or e in following)
+        and not (e.yields == "port" and _is_avoided(e, output))
         and (e.yields not in _SURVIVABLE or is_own(e))
         and not (e.yields == "error" and _key(e) in foreign)  # the last line of one
     ]
@@ -495,7 +494,9 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
         event = next((e for e in tries if e.yields == "assert" and "assertion" in e.fields), event)
     same = (e.rank for e in events if _key(e) == _key(event))
     ranks = tuple(sorted({rank for rank in same if rank is not None}))
-    near = (_frames(e) for e in tracebacks if _is_near(e, event))
+    if event.line == 1:  # a title: the traceback under it may be cut
+        tracebacks = _of(output, "cut", "frames")
+    near = (_frames(e) for e in tracebacks if event.line == 1 or _is_near(e, event))
     frames = next((one for one in near if not words().search("launching", one)), "")
     place = last_own(frames)
     line, steps = _told(event) if _row(event).says else _WORDS[event.yields](event)
@@ -507,9 +508,8 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
         line = f"{line.rstrip('.')}, and then {after}" if after != line else line
         steps = advice_on("exception", line) or steps
     without = next(iter(_of(output, "cpu")), None)
-    if without is not None and words().search(
-        "about_gpus", f"{line} {_frames(event)[-_MAX_QUOTE:]}"
-    ):
+    text = f"{line} {_frames(event)[-_MAX_QUOTE:]}"
+    if without is not None and words().search("about_gpus", text):
         told, steps = _told(without)
         line = f"{told}: {line}"
     who = capitalized(name_ranks(ranks)) if ranks else "A process"
