@@ -221,8 +221,10 @@ def calls_of(frames: Sequence[str], pattern: re.Pattern[str] = FRAME) -> tuple[s
         match = pattern.match(line)
         if match and (match["line"] or not _HOW["runtime"].match(match["name"])):
             path = match["file"] or ""
-            place = path.rpartition("/")[2] or "native"
             number = f":{match['line']}" if match["line"] else ""
+            file = path.rpartition("/")[2]
+            is_cut = pattern is _HOW["native"] and "." not in file
+            place = "native" if is_cut or not file else file
             call = f"{match['name']} ({place}{number})"[:_MAX_TEXT]
             tells = _tells(path, match["name"]) or _HOW["waits"].match(call)
             calls.append((call, bool(tells) or not _HOW["library"].search(path)))

@@ -23,8 +23,13 @@ from distprof.ingest.output.stacks import calls_of_traceback, last_own
 from distprof.run.logs import JobOutput, NcclLog, OutputEvent, OutputStack
 from distprof.run.run import Run
 from distprof.sections.ending import FAILED, STUCK, EndingLine, EndingResult
-from distprof.sections.ending.positions import diagnose_positions, operation_kind, timeout_sentences
-from distprof.sections.ending.stacks import diagnose_stacks, stacks_of
+from distprof.sections.ending.positions import (
+    as_it_began,
+    diagnose_positions,
+    operation_kind,
+    timeout_sentences,
+)
+from distprof.sections.ending.stacks import collective_in, diagnose_stacks, said_by, stacks_of
 from distprof.sections.ending.words import words
 from distprof.sections.table import counted
 from distprof.units import capitalized, format_bytes, format_duration, name_ranks
@@ -73,11 +78,17 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     tried = (cause for cause, kinds in _CAUSES.items() if not kinds or has & {*kinds})
     causes = ((cause, found) for cause in tried if (found := cause(output)) is not None)
     cause, found = next(causes, (None, EndingResult()))
-    if found.cause in _STARTS and _of(output, "complaint"):
+    is_start = found.cause in _STARTS
+    if (is_start or _is_known_wait(found, output)) and (said := said_by(output)):
         verdict = found.verdict.replace("Not decided", "Stuck", 1)
-        why = "Its author says that it stands. Healthy jobs print the same up to there."
-        verdict += f" T{error[3:]}." if (error := _last_error(output)) else ""
-        found = replace(found, state=STUCK, verdict=verdict, why=(*found.why, why))
+        why, steps = "Its author says that it stands.", advice_on("complaint", said)
+        if is_start:
+            why, steps = f"{why} Healthy jobs print the same up to there.", ()
+            verdict += f" T{error[3:]}." if (error := _last_error(output)) else ""
+        steps = (*steps, *found.next_steps)
+        found = replace(
+            found, state=STUCK, verdict=verdict, why=(*found.why, why), next_steps=steps
+        )
     found = _during_phase(_while_preparing(_elsewhere(found, output), output), whole)
     found = _once_finished(found, whole, _why_mixed(output) if cause is _mixed else "")
     events = said_in(output)
@@ -99,10 +110,29 @@ def diagnose_output(output: JobOutput) -> EndingResult:
 
 def _without_title(output: JobOutput) -> JobOutput:
     """What a job printed, without the title of a thread over it, if it shows a cause itself."""
-    told = (e for e in said_in(output) if e.line == 1 and not e.again)
+    told = [e for e in said_in(output) if e.line == 1 and not e.again]
     titles = [e for e in told if words().search("title", e.text)]
     own = replace(output, events=tuple(e for e in output.events if e not in titles))
-    return own if titles and any(cause(own) for cause in _ROOTS) else output
+    if titles and any(cause(own) for cause in _ROOTS):
+        return own
+    if not any(_is_heading(e, output) for e in told):
+        return output
+    later = {e.name: e.fields.keys() for e in said_in(output) if e.line > 1}
+    heads = [e for e in told if e.name in later and e.fields.keys() <= later[e.name]]
+    return replace(output, events=tuple(e for e in output.events if e not in heads))
+
+
+def _is_heading(event: OutputEvent, output: JobOutput) -> bool:
+    """Whether a line is the first of a text, and blank lines separate it from the rest."""
+    lines = output.ends.get(event.file, ())
+    return len(lines) == output.lines_of[event.file] and not any(lines[1:2])
+
+
+def _is_known_wait(found: EndingResult, output: JobOutput) -> bool:
+    """Whether stacks that decide nothing alone show a process where it waits for others."""
+    waits = (*words().kinds["shared"], *words().kinds["holding"], "GPU")
+    known = {one.activity for one in stacks_of(output)}
+    return found.cause == "stacks" and not found.state and bool(known & {*waits})
 
 
 _STARTS = ("set-up", "ready", "joining", "stage")
@@ -281,11 +311,12 @@ def _followers(failed: set[int], found: EndingResult) -> Iterator[str]:
 
 
 def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
-    """A wait, with the last slow phase, or end, that was printed before the first time-out."""
+    """A wait, with what the job printed as it began, or the last slow phase, or end, before it."""
     first = next((e for e in output.events if e.yields in ("timeout", "frozen")), None)
     is_wait = found.positions or found.cause in ("frozen", "unfinished")
     if found.state != STUCK or not is_wait or first is None:
         return found
+    began, at = as_it_began(output, first)
     before = (
         e
         for e in _of(output, "phase", "finished", "closed")
@@ -293,25 +324,25 @@ def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
     )
     last = max(before, key=lambda e: e.line, default=None)
     if last is None:
-        return found
+        return _amid(found, began) if began else found
     if last.yields != "phase":
         if first.line - last.line > _JUST_BEFORE:
-            return found
+            return _amid(found, began) if began else found
         told = f"Before that, the training had ended (line {last.line:,}): most often, not every "
         told += "rank enters what follows, such as a save, a test, a barrier or the end of a group."
         return _amid(found, told, *words().steps["training ended"])
     why = f"“{last.fields['phase']}” (line {last.line:,}): perhaps one rank takes longer for it "
     why += "than the timeout, and the watchdog ends a job that is only slow."
-    if first.line - last.line <= _JUST_BEFORE:
+    if first.line - last.line <= _JUST_BEFORE or last.line in at:
+        told = began if last.line in at else f"Before that, the log names {why}"
         if found.cause in ("mismatch", "behind"):
-            return _amid(
-                found,
-                f"Before that, the log names {why.partition(':')[0]}.",
-                *words().steps["phase of some"],
-            )
+            told = began or f"{told.partition(':')[0]}."
+            return _amid(found, told, *words().steps["phase of some"])
         builds = (_told(e)[1] for e in _of(output, "stage") if last.line in (e.line, e.again))
         steps = next(builds, words().steps["phase"])
-        return _amid(found, f"Before that, the log names {why}", *steps)
+        steps = (*(words().steps["phase of some"] if last.line in at else ()), *steps)
+        return _amid(found, told, *steps)
+    found = _amid(found, began) if began else found
     also = f"The last phase that the log names before is {why}"
     return replace(found, alternatives=(*found.alternatives, also))
 
@@ -1180,7 +1211,11 @@ def _frozen(output: JobOutput) -> EndingResult | None:
             whom += f" (HCCL reports that {fields['device']} is stuck)"
         group = fields.get("group", "")
         whom += f" of {group}" if "remote" in fields and group else ""
-        where = f" in {operation_kind(fields['tag'])}" if "tag" in fields else ""
+        raised = _of(output, "cut", "exception", "frames")
+        where = collective_in(stacks_of(replace(output, stacks=_stacks_of(raised))))
+        where = f" in {operation_kind(fields['tag'])}" if "tag" in fields else where
+        named = {e.rank for e in raised if e.rank is not None}
+        who = name_ranks(named) if len(named) == 1 and not ranks else who
         unnamed = "" if "remote" in fields or event.name != "gloo-timeout" else _UNNAMED
         took = f"for {format_duration(limit * 1_000_000)} " if limit else ""
         return _stuck(
@@ -1529,7 +1564,7 @@ def _complained(output: JobOutput) -> EndingResult | None:
     if re.search(r"NCCL INFO Channel \d", shown):
         text = "the text ends while NCCL sets up: its last lines connect channels"
         return _undecided("set-up", text, "set-up")
-    at = class_of("complaint", "\n".join(e.text for e in _of(output, "complaint")))
+    at = class_of("complaint", said_by(output))
     unknown = ". The text shows no reason" if at else ", but the text shows no reason"
     found = "" if shown.startswith(_FIRST_TROUBLE) else unknown
     lacks = "It holds no time-out, end or Python stack"

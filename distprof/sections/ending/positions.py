@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -170,6 +170,8 @@ def _wait_text(name: str, waiting: Sequence[EndingPosition]) -> str:
     texts = []
     for some in by_number.values():
         what = _operation(max(some, key=lambda one: (bool(one.op), one.seq is not None)), shown)
+        if all(one.size == "1" and one.op == "ALLREDUCE" for one in some):
+            what += " (1 element, as in a barrier)"
         texts.append(f"{_who(some, name)} {_verb(some, 'wait')} in {what}")
     return "; ".join(texts[:4])
 
@@ -204,7 +206,8 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
         of_them, are = name_ranks(silent), "they are" if len(silent) > 1 else "it is"
         rest = f", and {of_them} printed nothing about it: {are} the first suspect."
         at_last = [f"{name_ranks([rank])}: “{output.last_lines[rank][:_MAX_QUOTE]}”"
-                   for rank in silent if rank in output.last_lines]  # fmt: skip
+                   for rank in silent if rank in output.last_lines
+                   and not words().search("of_torch", output.last_lines[rank])]  # fmt: skip
         # Whether a file ends in the lines of its watchdogs: those of other ranks may be cut off
         last = ((e.file, e.line) for e in output.events if e.yields in _OF_WATCHDOGS)
         ends = (output.lines_of.get(file, 0) - line for file, line in dict(last).items())
@@ -226,6 +229,11 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
         text += f". Meanwhile a bar of progress, most often that of rank 0, moved on {moved}: the "
         text += "rank that draws it was at work, and had not come to that operation."
         steps = (*words().steps["moving bar"], *words().steps["record"])
+        return _stuck("silent", text, positions, next_steps=steps)
+    if starts := _late_starts(output):
+        text += f". NCCL starts in {starts} only below the line of that time-out: unless files "
+        text += "were joined, it came too late."
+        steps = (*words().steps["late start"], *words().steps["record"])
         return _stuck("silent", text, positions, next_steps=steps)
     text += f". {_whether_behind(waiting, positions, output)}"
     sizes = sorted({int(p.size) for p in shared if p.op == "COALESCED" and p.size.isdigit()})
@@ -256,9 +264,37 @@ def _whether_behind(
             "Meanwhile processes waited in an operation of gloo, too: compare what the ranks do "
             "there, for they may have taken different paths."
         )
+    members = _members(output)
+    text = "No other rank printed where it stands."
     if len(positions) > 1:
-        return "No rank that printed is behind."
-    return "No other rank printed where it stands."
+        text = "No rank that printed is behind."
+    if len(waiting) < members:
+        text += f" By its sizes, {members:,} ranks take part."
+    return text
+
+
+def _members(output: JobOutput) -> int:
+    """The size of the only group whose operations show it by what goes in and out; 0 if unknown."""
+    found = set()
+    for event in output.events:
+        op = event.fields.get("op", "").lstrip("_")
+        sizes = sorted((event.number("numel_in") or 0, event.number("numel_out") or 0))
+        if op.startswith(("ALLGATHER", "REDUCE_SCATTER")) and sizes[0]:
+            found.add(sizes[1] / sizes[0])
+    size = found.pop() if len(found) == 1 else 0
+    return int(size) if size == int(size) > 1 else 0
+
+
+def _late_starts(output: JobOutput) -> str:
+    """Processes that called NCCL for the first time after the first time-out of a watchdog."""
+    first = next(e for e in output.events if e.yields in _OF_WATCHDOGS)
+    starts = (e for e in output.events if e.yields == "setup" and e.file == first.file)
+    late: dict[str, bool] = {}
+    for event in starts:
+        is_late = event.fields["stage"] == "Bootstrap" and event.line > first.line
+        late.setdefault(event.fields["process"], is_late)
+    names = [f"process {name}" for name, is_late in late.items() if is_late]
+    return " and ".join(names[:2])
 
 
 def _bar_moved(output: JobOutput) -> str:
@@ -270,6 +306,35 @@ def _bar_moved(output: JobOutput) -> str:
     if not done or done[0] >= done[-1]:
         return ""
     return f"from {done[0]:,} to {done[-1]:,} of {int(bars[-1]['total']):,}"
+
+
+def as_it_began(output: JobOutput, event: OutputEvent) -> tuple[str, Container[int]]:
+    """What the log said when the wait that a watchdog ended began, and the lines of that time.
+
+    Without dates, because loggers write them in many ways: a wait is shorter than a day.
+    """
+    ends = output.ends.get(event.file, ())
+    first = output.lines_of.get(event.file, 0) - len(ends) + 1
+    timed = [
+        (3600 * int(found[1]) + 60 * int(found[2]) + int(found[3]), number, found[4])
+        for number, line in enumerate(ends, first)
+        if (found := words().search("moment", line))
+    ]
+    ended = next((at for at, number, _ in timed if number >= event.line), None)
+    waited = (event.number("ran_ms") or 0) / 1000
+    if ended is None or not 2 * _AT_ONCE_S < waited < _DAY_S:
+        return "", ()
+    near = {
+        number: said
+        for at, number, said in timed
+        if number < event.line and not words().search("of_torch", said)
+        if (ended - at - waited + _AT_ONCE_S) % _DAY_S <= 2 * _AT_ONCE_S
+    }
+    said = next(reversed(near.values()), "")
+    return f"The wait began when the log said “{said[:_MAX_QUOTE]}”." if near else "", near
+
+
+_AT_ONCE_S, _DAY_S = 2, 24 * 3600
 
 
 def _ranks_of(kind: str, output: JobOutput) -> set[int]:
@@ -370,7 +435,9 @@ def _silent(positions: Sequence[EndingPosition], output: JobOutput) -> tuple[int
         return ()
     told = (e.rank for e in output.events if e.yields in words().kinds["reports"])
     known = {*(one.rank for one in positions), *(rank for rank in told if rank is not None)}
-    world = 0 if positions[0].group else output.world_size or 0
+    named = {e.fields.get("group") for e in output.events if e.yields in _OF_WATCHDOGS}
+    members = _members(output) if DEFAULT_GROUPS[0] in named else 0
+    world = 0 if positions[0].group else output.world_size or members
     printed = () if positions[0].group else output.ranks
     expected = {*range(world), *printed} if world <= 1 << 20 else set(printed)
     waiting = {one.rank for one in positions}
@@ -398,10 +465,10 @@ def _frozen(
         return None
     why = "the CPU code of the ranks stopped, or a rank that is not in this output waits"
     if told := told - {one.rank for one in idle}:
-        why = f"{name_ranks(told)}, whose lines name it, waited in a collective that these most "
-        why += "likely never came to"
+        why = f"{name_ranks(told)}, whose lines are not here, waited in a collective that these "
+        why += "most likely never came to"
     if any("local" in event.fields for event in output.events):
-        why = "what timed out is a collective of another process group, whose lines name it"
+        why = "what timed out is a collective of another process group, which no line here names"
     return _stuck(
         "idle",
         f"{_who(idle, idle[0].group)} had no collective in flight when a watchdog fired: {why}.",

@@ -7,7 +7,7 @@ from collections.abc import Container, Sequence
 
 from msgspec.structs import replace
 
-from distprof.run.logs import JobOutput
+from distprof.run.logs import JobOutput, OutputStack
 from distprof.sections.ending import STUCK, EndingResult, EndingStack
 from distprof.sections.ending.positions import operation_kind
 from distprof.sections.ending.words import words
@@ -17,10 +17,13 @@ from distprof.units import name_ranks
 _WAIT = re.compile(r"(?i)_?wait|synchronize|item")
 """Calls that wait for an operation which they do not name."""
 
+_GPU_WAIT = re.compile(r"(?:synchronize|item) \(")
+
 
 def stacks_of(output: JobOutput) -> tuple[EndingStack, ...]:
     """Processes with the same stack together, the rarest first; the last stack of a rank counts."""
-    latest = {(s.rank if s.rank is not None else (s.file, s.line)): s for s in output.stacks}
+    processes = _of_one_process(output.stacks)
+    latest = {(s.rank if s.rank is not None else (s.file, s.line)): s for s in processes}
     groups: dict[tuple[str, ...], list[int | None]] = {}
     for stack in latest.values():
         groups.setdefault(stack.calls, []).append(stack.rank)
@@ -34,6 +37,16 @@ def stacks_of(output: JobOutput) -> tuple[EndingStack, ...]:
         for calls, ranks in groups.items()
     ]
     return tuple(sorted(stacks, key=lambda one: (one.count, one.ranks)))
+
+
+def _of_one_process(stacks: Sequence[OutputStack]) -> Sequence[OutputStack]:
+    """Stacks, but those of Python and of a debugger that one process has as one."""
+    order = sorted(stacks, key=lambda one: any(".py:" in call for call in one.calls))
+    if len(order) != 2 or {(one.rank, one.file) for one in order} != {(None, order[0].file)}:
+        return stacks
+    is_python = [any(".py:" in call for call in one.calls) for one in order]
+    calls = (*order[0].calls, *order[1].calls)
+    return stacks if is_python != [False, True] else (replace(order[0], calls=calls),)
 
 
 def _activity(calls: Sequence[str]) -> str:
@@ -73,10 +86,15 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
         said_op = "" if waiting else _said_operation(output)
         held = [one for one in stacks if one.activity in ("lock", "lock file")]
         held = held or [*(loads[:1] if of_worker else ())]
-        parts = [f"{_who(one)} {_verb(one)} in {_place(one)}" for one in held or stacks[-3:]]
+        parts = [
+            f"{_who(one)} {_verb(one)} in {_place(one)}{_for_gpu(one)}"
+            for one in held or stacks[-3:]
+        ]
         said = f"Stuck: {'; '.join(parts)}{of_worker}."
         if not held:
             told = "No stack shows a rank that the others wait for."
+            if stacks[-1].activity == "group":
+                told = "Most often these are sends and receives whose other end did not come."
             if said_op:
                 parts = [f"a process is said to wait in {said_op}"]
                 told = f"Then it waits for ranks that did not come to {_call(stacks[-1])}."
@@ -118,11 +136,21 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
     )
 
 
+def collective_in(stacks: Sequence[EndingStack]) -> str:
+    """Where the first of these stacks that is in a collective stands; empty without one."""
+    calls = (_call(one) for one in stacks if one.activity == "collective")
+    return next((f" in {call}" for call in calls), "")
+
+
 def _said_operation(output: JobOutput) -> str:
     """The collective in which people say that a process stands; empty if they name none."""
-    text = "\n".join(e.text for e in output.events if e.yields == "complaint")
-    found = words().search("said_operation", text)
+    found = words().search("said_operation", said_by(output))
     return operation_kind(found[1].replace("-", "_")) if found else ""
+
+
+def said_by(output: JobOutput) -> str:
+    """What people say about a job that stands."""
+    return "\n".join(e.text for e in output.events if e.yields == "complaint")
 
 
 def _in_worker(one: EndingStack) -> EndingStack:
@@ -188,8 +216,18 @@ def _verb(one: EndingStack) -> str:
 
 
 def _place(one: EndingStack) -> str:
-    name = words().activity[one.activity].place if one.activity else ""
+    activity = "GPU" if _GPU_WAIT.match(_call(one)) else one.activity
+    name = words().activity[activity].place if one.activity else ""
     return f"{name} ({_call(one)})" if name else _call(one)
+
+
+def _for_gpu(one: EndingStack) -> str:
+    """The line of Python that waits for the GPU, or launches what does not start."""
+    call = _call(one)
+    outer = one.calls[one.calls.index(call) + 1 :]
+    by = next((place for place in outer if ".py:" in place), "")
+    is_native = one.activity in ("GPU", "launch", "group") or _GPU_WAIT.match(call)
+    return f", called by {by}" if is_native and by else ""
 
 
 def _function(call: str) -> str:
