@@ -78,18 +78,14 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     tried = (cause for cause, kinds in _CAUSES.items() if not kinds or has & {*kinds})
     causes = ((cause, found) for cause in tried if (found := cause(output)) is not None)
     cause, found = next(causes, (None, EndingResult()))
-    is_start = found.cause in _STARTS
-    if (is_start or _is_known_wait(found, output)) and (said := said_by(output)):
+    if found.cause in _STARTS and _of(output, "complaint"):
         verdict = found.verdict.replace("Not decided", "Stuck", 1)
-        why, steps = "Its author says that it stands.", advice_on("complaint", said)
-        if is_start:
-            why, steps = f"{why} Healthy jobs print the same up to there.", ()
-            verdict += f" T{error[3:]}." if (error := _last_error(output)) else ""
-        steps = (*steps, *found.next_steps)
-        found = replace(
-            found, state=STUCK, verdict=verdict, why=(*found.why, why), next_steps=steps
-        )
+        why = "Its author says that it stands. Healthy jobs print the same up to there."
+        verdict += f" T{error[3:]}." if (error := _last_error(output)) else ""
+        found = replace(found, state=STUCK, verdict=verdict, why=(*found.why, why))
     found = _during_phase(_while_preparing(_elsewhere(found, output), output), whole)
+    began = as_it_began(output) if found.positions else ""
+    found = _amid(found, began) if began else found
     found = _once_finished(found, whole, _why_mixed(output) if cause is _mixed else "")
     events = said_in(output)
     failed = {event.rank for event in events if event.rank is not None} - set(found.ranks)
@@ -111,28 +107,12 @@ def diagnose_output(output: JobOutput) -> EndingResult:
 def _without_title(output: JobOutput) -> JobOutput:
     """What a job printed, without the title of a thread over it, if it shows a cause itself."""
     told = [e for e in said_in(output) if e.line == 1 and not e.again]
-    titles = [e for e in told if words().search("title", e.text)]
-    own = replace(output, events=tuple(e for e in output.events if e not in titles))
-    if titles and any(cause(own) for cause in _ROOTS):
-        return own
-    if not any(_is_heading(e, output) for e in told):
-        return output
     later = {e.name: e.fields.keys() for e in said_in(output) if e.line > 1}
-    heads = [e for e in told if e.name in later and e.fields.keys() <= later[e.name]]
-    return replace(output, events=tuple(e for e in output.events if e not in heads))
-
-
-def _is_heading(event: OutputEvent, output: JobOutput) -> bool:
-    """Whether a line is the first of a text, and blank lines separate it from the rest."""
-    lines = output.ends.get(event.file, ())
-    return len(lines) == output.lines_of[event.file] and not any(lines[1:2])
-
-
-def _is_known_wait(found: EndingResult, output: JobOutput) -> bool:
-    """Whether stacks that decide nothing alone show a process where it waits for others."""
-    waits = (*words().kinds["shared"], *words().kinds["holding"], "GPU")
-    known = {one.activity for one in stacks_of(output)}
-    return found.cause == "stacks" and not found.state and bool(known & {*waits})
+    again = [e for e in told if e.name in later and e.fields.keys() <= later[e.name]]
+    again = [e for e in again if output.ends.get(e.file, ())[1:2] == ("",)]  # apart from the rest
+    titles = [e for e in told if e in again or words().search("title", e.text)]
+    own = replace(output, events=tuple(e for e in output.events if e not in titles))
+    return own if again or (titles and any(cause(own) for cause in _ROOTS)) else output
 
 
 _STARTS = ("set-up", "ready", "joining", "stage")
@@ -311,12 +291,11 @@ def _followers(failed: set[int], found: EndingResult) -> Iterator[str]:
 
 
 def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
-    """A wait, with what the job printed as it began, or the last slow phase, or end, before it."""
+    """A wait, with the last slow phase, or end, that was printed before the first time-out."""
     first = next((e for e in output.events if e.yields in ("timeout", "frozen")), None)
     is_wait = found.positions or found.cause in ("frozen", "unfinished")
     if found.state != STUCK or not is_wait or first is None:
         return found
-    began, at = as_it_began(output, first)
     before = (
         e
         for e in _of(output, "phase", "finished", "closed")
@@ -324,25 +303,19 @@ def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
     )
     last = max(before, key=lambda e: e.line, default=None)
     if last is None:
-        return _amid(found, began) if began else found
+        return found
     if last.yields != "phase":
         if first.line - last.line > _JUST_BEFORE:
-            return _amid(found, began) if began else found
-        told = f"Before that, the training had ended (line {last.line:,}): most often, not every "
-        told += "rank enters what follows, such as a save, a test, a barrier or the end of a group."
+            return found
+        told = words().says("training ended", line=last.line)
         return _amid(found, told, *words().steps["training ended"])
-    why = f"“{last.fields['phase']}” (line {last.line:,}): perhaps one rank takes longer for it "
-    why += "than the timeout, and the watchdog ends a job that is only slow."
-    if first.line - last.line <= _JUST_BEFORE or last.line in at:
-        told = began if last.line in at else f"Before that, the log names {why}"
+    why = words().says("phase", phase=last.fields["phase"], line=last.line)
+    if first.line - last.line <= _JUST_BEFORE:
+        told = f"Before that, the log names {why}"
         if found.cause in ("mismatch", "behind"):
-            told = began or f"{told.partition(':')[0]}."
-            return _amid(found, told, *words().steps["phase of some"])
+            return _amid(found, f"{told.partition(':')[0]}.", *words().steps["phase of some"])
         builds = (_told(e)[1] for e in _of(output, "stage") if last.line in (e.line, e.again))
-        steps = next(builds, words().steps["phase"])
-        steps = (*(words().steps["phase of some"] if last.line in at else ()), *steps)
-        return _amid(found, told, *steps)
-    found = _amid(found, began) if began else found
+        return _amid(found, told, *next(builds, words().steps["phase"]))
     also = f"The last phase that the log names before is {why}"
     return replace(found, alternatives=(*found.alternatives, also))
 
@@ -925,16 +898,16 @@ def _mismatch(output: JobOutput) -> EndingResult | None:
         text = ", ".join(f"rank {e.rank} {_launch(e)}" for e in events[:4])
         return _stuck("mismatch", f"ranks launched different collectives: {text}", event)
     one, other = event.rank or 0, int(fields["other"])
+    both = {"one": one, "other": other, "mine": _launch(event), "theirs": _launch(event, "other_")}
     if number is not None and last not in (None, number):
-        text = f"rank {one} is in collective {number} ({_launch(event)}), rank {other} in "
-        text += f"collective {last} ({_launch(event, 'other_')}): one runs more than the other"
+        text = words().says("other number", number=number, last=last, **both)
         late = one if number < (last or 0) else other
         return _stuck("mismatch", text, event, ranks=(late,))
     is_one_kind = fields.get("op") == fields.get("other_op") and "shape" in fields
     what = f"{operation_kind(fields.get('op', ''))} of different sizes as"
     what = what if is_one_kind else "different collectives"
-    text = f"ranks launched {what}{numbered and f' number{numbered}'}: rank {one} "
-    text += f"{_launch(event)}, rank {other} {_launch(event, 'other_')}"
+    what += numbered and f" number{numbered}"
+    text = words().says("other operation", what=what, **both)
     return _stuck("mismatch", text, event, ranks=(one, other))
 
 
@@ -1028,8 +1001,7 @@ def _reached(output: JobOutput) -> EndingResult | None:
     """Ranks that waited in a monitored barrier for the rank that leads it."""
     events = _of(output, "reached")
     leader = int(events[0].fields["other"])
-    text = f"{name_ranks(e.rank or 0 for e in events)} waited in a monitored barrier for rank "
-    text += f"{leader}, which came too late, ended, or waited for a rank that its log names"
+    text = words().says("leader", who=name_ranks(e.rank or 0 for e in events), leader=leader)
     steps = (step.format(leader=leader) for step in words().steps["monitored barrier"])
     return replace(_stuck("behind", text, events[0], *steps), suspects=(leader,))
 
@@ -1093,8 +1065,7 @@ def _store(output: JobOutput) -> EndingResult | None:
         what = words().store[known].format_map({**fields, "who": who, "address": address})
     steps = words().steps["store"]
     if sender is not None:
-        why = ", and get its stack (py-spy dump): it did not come to the first collective of this "
-        why += "group, or of these two ranks"
+        why = words().said["identifier"]
         why = ": the process that serves the store ended before" if "lost" in fields else why
         steps = (f"Read the log of {whom}{why}.", steps[0])
     elif event.number("expected") is not None and (event.number("joined") or 0) > size:
@@ -1228,17 +1199,11 @@ def _frozen(output: JobOutput) -> EndingResult | None:
     seconds = max((event.number("seconds") or 0 for event in events), default=0)
     happened = f"made no progress for {seconds} s" if seconds else "timed out"
     suspects, behind = _with_fewest_pending(events)
-    return replace(
-        _stuck(
-            "frozen",
-            f"the {dogs} of {who} {happened}{where}, and {whose} lines name no "
-            f"{'rank' if kinds else 'collective'}{behind}",
-            events[0],
-            "Get the Python stacks of all ranks: py-spy dump --pid PID.",
-            ranks=ranks if len(ranks) == 1 else (),
-        ),
-        suspects=suspects,
-    )
+    text = f"the {dogs} of {who} {happened}{where}, and {whose} lines name no "
+    text += f"{'rank' if kinds else 'collective'}{behind}"
+    step = "Get the Python stacks of all ranks: py-spy dump --pid PID."
+    found = _stuck("frozen", text, events[0], step, ranks=ranks if len(ranks) == 1 else ())
+    return replace(found, suspects=suspects)
 
 
 def _with_fewest_pending(events: Iterable[OutputEvent]) -> tuple[tuple[int, ...], str]:
@@ -1249,11 +1214,9 @@ def _with_fewest_pending(events: Iterable[OutputEvent]) -> tuple[tuple[int, ...]
     suspects = tuple(sorted(rank for rank, count in counts.items() if count == least))
     if least == most or 2 * len(suspects) > len(counts):
         return (), ""
-    has = "have" if len(suspects) > 1 else "has"
-    return suspects, (
-        f". {capitalized(name_ranks(suspects))} {has} {least:,} collectives pending, others up to "
-        f"{most:,}: look at {name_ranks(suspects)} first"
-    )
+    them, has = name_ranks(suspects), "have" if len(suspects) > 1 else "has"
+    who = f"{capitalized(them)} {has}"
+    return suspects, words().says("fewest pending", who=who, least=least, most=most, them=them)
 
 
 def _died(output: JobOutput) -> EndingResult | None:
@@ -1362,8 +1325,7 @@ def _cut(output: JobOutput, kind: str = "cut") -> EndingResult | None:
     )
     warning = _warning_near(event, output, _BETWEEN_RUNS)
     if warning is not None and "bare" not in event.fields:
-        told = f"{_subject(event)} failed, most likely after NCCL's warning “{_warned(warning)}”. "
-        told += "The text ends before the message of the exception"
+        told = words().says("warned", who=_subject(event), warned=_warned(warning))
     return _made(
         "exception",
         f"{told}{where}.",
@@ -1488,9 +1450,8 @@ def _joining(output: JobOutput) -> EndingResult | None:
     if nodes:
         least = max((e.number("nodes") or 0 for e in events), default=0)
         count = f"{len(nodes):,} of {'at least ' if least else ''}{least or 'the'} hosts"
-        text = f"the text ends before all hosts joined. {count} ({', '.join(sorted(nodes)[:4])}) "
-        text += f"{'wait' if len(nodes) > 1 else 'waits'} for the rendezvous: the others did not "
-        return _undecided("joining", f"{text}come to it, or came to another", "join")
+        who = f"{count} ({', '.join(sorted(nodes)[:4])}) {'wait' if len(nodes) > 1 else 'waits'}"
+        return _undecided("joining", words().says("hosts", who=who), "join")
     ended = {e.number("complete") for e in events}
     keys = {n for e in events if (n := e.number("key")) is not None} - ended
     events = [e for e in events if e.number("key") in (None, max(keys, default=None))]
@@ -1504,8 +1465,7 @@ def _joining(output: JobOutput) -> EndingResult | None:
         if not size or not _is_at_end(last, output, STAGE_LINES):
             return None
         did, library = "joined" if is_done else "began to join", _backend(output)
-        text = f"all {size:,} ranks {did} the process group, and the text ends there. The set-up "
-        text += f"of {library} and the first collective come next"
+        text = words().says("all joined", size=size, did=did, library=library)
         return _undecided("joining", text, f"{library} is ready")
     who = f"{capitalized(name_ranks(begun))} of {size:,} {'wait' if len(begun) > 1 else 'waits'}"
     others = name_ranks({*range(min(size, _MAX_NAMED))} - begun)
@@ -1553,8 +1513,7 @@ def _complained(output: JobOutput) -> EndingResult | None:
     """A text that says itself that the job stands still, and shows nothing else."""
     why = next((e.fields["why"] for e in _of(output, "complaint") if "why" in e.fields), "")
     if why:
-        text = f"the job is said to stand still because “{why}”. The text holds no time-out, end or"
-        text += f" stack that shows it{_last_error(output)}"
+        text = words().says("because", why=why, error=_last_error(output))
         said = _undecided("complaint", text, "complaint")
         steps = words().steps["uneven"] if words().search("uneven", why) else ()
         return replace(said, next_steps=(*steps, *said.next_steps))
@@ -1629,8 +1588,8 @@ def _calls(output: JobOutput) -> EndingResult | None:
             continue
         at, event = min(late.values(), key=lambda one: one[0])
         ahead = next(e for number, e in last.values() if number == highest)
-        text = f"{name_ranks(late)} launched nothing after number {at:,} ({_launch(event)}), and "
-        text += f"the others launched number {highest:,} ({_launch(ahead)})"
+        last_calls = {"at": at, "what": _launch(event), "highest": highest, "ahead": _launch(ahead)}
+        text = words().says("calls", who=name_ranks(late), **last_calls)
         why = "If the text was cut while the job ran, ranks may differ by a few calls."
         return replace(_stuck("behind", text, event, ranks=late), alternatives=(why,))
     return None

@@ -7,6 +7,7 @@ from collections.abc import Container, Sequence
 
 from msgspec.structs import replace
 
+from distprof.ingest.output.expressions import advice_on
 from distprof.run.logs import JobOutput, OutputStack
 from distprof.sections.ending import STUCK, EndingResult, EndingStack
 from distprof.sections.ending.positions import operation_kind
@@ -16,8 +17,6 @@ from distprof.units import name_ranks
 
 _WAIT = re.compile(r"(?i)_?wait|synchronize|item")
 """Calls that wait for an operation which they do not name."""
-
-_GPU_WAIT = re.compile(r"(?:synchronize|item) \(")
 
 
 def stacks_of(output: JobOutput) -> tuple[EndingStack, ...]:
@@ -41,12 +40,12 @@ def stacks_of(output: JobOutput) -> tuple[EndingStack, ...]:
 
 def _of_one_process(stacks: Sequence[OutputStack]) -> Sequence[OutputStack]:
     """Stacks, but those of Python and of a debugger that one process has as one."""
-    order = sorted(stacks, key=lambda one: any(".py:" in call for call in one.calls))
-    if len(order) != 2 or {(one.rank, one.file) for one in order} != {(None, order[0].file)}:
+    native = [one for one in stacks if not any(".py:" in call for call in one.calls)]
+    others = [one for one in stacks if one not in native]
+    if len(native) != 1 or [(one.rank, one.file) for one in others] != [(None, native[0].file)]:
         return stacks
-    is_python = [any(".py:" in call for call in one.calls) for one in order]
-    calls = (*order[0].calls, *order[1].calls)
-    return stacks if is_python != [False, True] else (replace(order[0], calls=calls),)
+    joined = replace(native[0], calls=(*native[0].calls, *others[0].calls))
+    return (joined,) if native[0].rank is None else stacks
 
 
 def _activity(calls: Sequence[str]) -> str:
@@ -84,29 +83,26 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
             return _apart(waiting)
         count = sum(one.count for one in stacks)
         said_op = "" if waiting else _said_operation(output)
+        says = said_by(output) if waiting else ""
         held = [one for one in stacks if one.activity in ("lock", "lock file")]
         held = held or [*(loads[:1] if of_worker else ())]
-        parts = [
-            f"{_who(one)} {_verb(one)} in {_place(one)}{_for_gpu(one)}"
-            for one in held or stacks[-3:]
-        ]
+        parts = [f"{_who(one)} {_verb(one)} in {_place(one)}" for one in held or stacks[-3:]]
         said = f"Stuck: {'; '.join(parts)}{of_worker}."
         if not held:
             told = "No stack shows a rank that the others wait for."
-            if stacks[-1].activity == "group":
-                told = "Most often these are sends and receives whose other end did not come."
             if said_op:
                 parts = [f"a process is said to wait in {said_op}"]
                 told = f"Then it waits for ranks that did not come to {_call(stacks[-1])}."
             elif stacks[-1].activity in words().kinds["holding"]:
                 told = "If other ranks wait in a collective, they wait for that."
-            said = f"Not decided: {'; '.join(parts)}. {told}"
+            said = f"{'Stuck' if says else 'Not decided'}: {'; '.join(parts)}. {told}"
         return EndingResult(
-            state=STUCK if held or (waiting and count > 1) else "",
+            state=STUCK if held or says or (waiting and count > 1) else "",
             cause="stacks",
             verdict=said,
             alternatives=words().steps["one snapshot"] if held else (),
             next_steps=(
+                *advice_on("complaint", says),
                 *(words().steps["paths"] if said_op else _steps(busy or held or stacks[-3:])),
                 *words().steps["all stacks"],
             ),
@@ -136,12 +132,6 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
     )
 
 
-def collective_in(stacks: Sequence[EndingStack]) -> str:
-    """Where the first of these stacks that is in a collective stands; empty without one."""
-    calls = (_call(one) for one in stacks if one.activity == "collective")
-    return next((f" in {call}" for call in calls), "")
-
-
 def _said_operation(output: JobOutput) -> str:
     """The collective in which people say that a process stands; empty if they name none."""
     found = words().search("said_operation", said_by(output))
@@ -151,6 +141,12 @@ def _said_operation(output: JobOutput) -> str:
 def said_by(output: JobOutput) -> str:
     """What people say about a job that stands."""
     return "\n".join(e.text for e in output.events if e.yields == "complaint")
+
+
+def collective_in(stacks: Sequence[EndingStack]) -> str:
+    """Where the first of these stacks that is in a collective stands; empty without one."""
+    calls = (_call(one) for one in stacks if one.activity == "collective")
+    return next((f" in {call}" for call in calls), "")
 
 
 def _in_worker(one: EndingStack) -> EndingStack:
@@ -196,7 +192,7 @@ def _apart(waiting: Sequence[EndingStack]) -> EndingResult:
         verdict=f"Stuck: processes wait in different operations: {'; '.join(parts)}.",
         suspects=waiting[0].ranks if is_odd else (),
         why=(
-            "All of them send, and none receives: let one of two neighbours receive first."
+            words().said["all send"]
             if all(re.match("i?send", _call(one)) for one in waiting)
             else "If these are of one process group, the ranks took different paths.",
         ),
@@ -216,18 +212,12 @@ def _verb(one: EndingStack) -> str:
 
 
 def _place(one: EndingStack) -> str:
-    activity = "GPU" if _GPU_WAIT.match(_call(one)) else one.activity
-    name = words().activity[activity].place if one.activity else ""
-    return f"{name} ({_call(one)})" if name else _call(one)
-
-
-def _for_gpu(one: EndingStack) -> str:
-    """The line of Python that waits for the GPU, or launches what does not start."""
-    call = _call(one)
-    outer = one.calls[one.calls.index(call) + 1 :]
-    by = next((place for place in outer if ".py:" in place), "")
-    is_native = one.activity in ("GPU", "launch", "group") or _GPU_WAIT.match(call)
-    return f", called by {by}" if is_native and by else ""
+    call, activity = _call(one), one.activity
+    activity = "GPU" if re.match(r"(?:synchronize|item) \(", call) else activity
+    name = words().activity[activity].place if activity else ""
+    by = next((at for at in one.calls[one.calls.index(call) + 1 :] if ".py:" in at), "")
+    by = f", called by {by}" if by and activity in words().kinds["native"] else ""
+    return f"{name} ({call}{by})" if name else call
 
 
 def _function(call: str) -> str:
