@@ -83,7 +83,10 @@ def diagnose_output(output: JobOutput) -> EndingResult:
         why = "Its author says that it stands. Healthy jobs print the same up to there."
         verdict += f" T{error[3:]}." if (error := _last_error(output)) else ""
         found = replace(found, state=STUCK, verdict=verdict, why=(*found.why, why))
-    found = _during_phase(_while_preparing(_elsewhere(found, output), output), whole)
+    found = _while_preparing(_elsewhere(found, output), output)
+    if found.positions and (at := class_of("complaint", said_by(output))) and at.says:
+        found = _amid(found, f"Its author says that it stands{at.says}.", at.text)
+    found = _during_phase(found, _without_title(whole))
     began = as_it_began(output) if found.positions else ""
     found = _amid(found, began) if began else found
     found = _once_finished(found, whole, _why_mixed(output) if cause is _mixed else "")
@@ -946,7 +949,7 @@ def _missing(output: JobOutput) -> EndingResult | None:
             for name, ranks in [*same.items()][:4]
         )
         return _stuck("mismatch", f"ranks submitted different tensors: {lacks}", event)
-    what = f"never launched {next(iter(absent.values()))[0]}"
+    what = f"never launched {next(iter(absent.values()))[0][-40:].rpartition('/then/')[2]}"
     if "seq" in fields:
         what = f"never launched {_launch(event)} {fields['seq']}"
     elif "Barrier" in event.text:
@@ -969,7 +972,7 @@ def _is_past(event: OutputEvent, output: JobOutput) -> bool:
 def _absent(event: OutputEvent) -> dict[int, list[str]]:
     """The ranks that a line calls missing, each with what it did not submit."""
     lines = re.findall(
-        r"(\d{1,7})!?: \[([^]\n]{1,3000}?)(?: \.{3})?\]", event.fields.get("stalled", "")
+        r"(\d{1,7})!?: \[([^]\n]{1,3000}?)(?: \.{3})?(?:\]|$)", event.fields.get("stalled", "")
     )
     what = [event.fields.get("tensor", "any collective")]
     return {int(n): names.split(", ") for n, names in lines} or dict.fromkeys(event.ranks(), what)

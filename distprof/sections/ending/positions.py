@@ -169,7 +169,7 @@ def _wait_text(name: str, waiting: Sequence[EndingPosition]) -> str:
     texts = []
     for some in by_number.values():
         what = _operation(max(some, key=lambda one: (bool(one.op), one.seq is not None)), shown)
-        if all(one.size == "1" and one.op == "ALLREDUCE" for one in some):
+        if {(one.op, one.size) for one in some} - {("", "")} == {("ALLREDUCE", "1")}:
             what += " (1 element, as in a barrier)"
         texts.append(f"{_who(some, name)} {_verb(some, 'wait')} in {what}")
     return "; ".join(texts[:4])

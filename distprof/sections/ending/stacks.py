@@ -63,6 +63,7 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
     """The ranks that are elsewhere while others wait in a collective."""
     every = stacks_of(output)
     stacks = tuple(one for one in every if one.activity not in words().kinds["aide"]) or every
+    stacks = tuple(one for one in stacks if one.ranks or one.activity != "idle thread") or stacks
     if not stacks:
         return None
     busy = tuple(map(_in_worker, (one for one in every if one not in stacks)))

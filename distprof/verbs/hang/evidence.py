@@ -291,9 +291,7 @@ def _nothing(source: str) -> InputError:
         expected="dumps of torch's Flight Recorder, such as nccl_trace_rank_0 or "
         f"rank00000/{FLIGHT_FILE}, or logs and Python stacks of a job that failed or stands still",
         found=found,
-        fix="name the whole output of all ranks; to record dumps, set TORCH_FR_BUFFER_SIZE=2000 "
-        "and TORCH_NCCL_DUMP_ON_TIMEOUT=1 before the run; for a "
-        "job under distprof: distprof attach RUN --flight",
+        fix=words().said["no dumps"],
     )
 
 
