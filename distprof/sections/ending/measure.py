@@ -86,6 +86,10 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     found = _while_preparing(_elsewhere(found, output), output)
     if found.positions and (at := class_of("complaint", said_by(output))) and at.says:
         found = _amid(found, f"Its author says that it stands{at.says}.", at.text)
+    raised = (e for e in _of(output, "exception", "cut") if "type" not in e.fields
+              or words().search("of_others", e.fields.get("message", "")))  # fmt: skip
+    if found.positions and (place := next(filter(None, map(last_own, map(_frames, raised))), "")):
+        found = _amid(found, f"A traceback shows a process in {place}.")
     found = _during_phase(found, _without_title(whole))
     began = as_it_began(output) if found.positions else ""
     found = _amid(found, began) if began else found
@@ -949,7 +953,7 @@ def _missing(output: JobOutput) -> EndingResult | None:
             for name, ranks in [*same.items()][:4]
         )
         return _stuck("mismatch", f"ranks submitted different tensors: {lacks}", event)
-    what = f"never launched {next(iter(absent.values()))[0][-40:].rpartition('/then/')[2]}"
+    what = f"never launched {next(iter(absent.values()))[0][-48:].rpartition('/then/')[2]}"
     if "seq" in fields:
         what = f"never launched {_launch(event)} {fields['seq']}"
     elif "Barrier" in event.text:
@@ -1090,8 +1094,7 @@ def _is_of_later_group(event: OutputEvent) -> bool:
 
 def _unreachable(output: JobOutput) -> EndingResult | None:
     """An address that a process could not reach before others timed out, perhaps because of it."""
-    events = _of(output, "store", "timeout", "position", "missing", "mismatch")
-    first = next(iter(events), None)
+    first = next(iter(_of(output, "store", "timeout", "position", "missing", "mismatch")), None)
     return _store(output) if first is not None and "address" in first.fields else None
 
 
@@ -1472,8 +1475,7 @@ def _joining(output: JobOutput) -> EndingResult | None:
         return _undecided("joining", text, f"{library} is ready")
     who = f"{capitalized(name_ranks(begun))} of {size:,} {'wait' if len(begun) > 1 else 'waits'}"
     others = name_ranks({*range(min(size, _MAX_NAMED))} - begun)
-    text = f"the text ends before all joined the process group. {who} for it, and {others} printed "
-    return _undecided("joining", f"{text}nothing about it", "join")
+    return _undecided("joining", words().says("some joined", who=who, others=others), "join")
 
 
 def _crossed(output: JobOutput) -> EndingResult | None:
@@ -1507,9 +1509,8 @@ def _backend(output: JobOutput) -> str:
     """The library of the job's collectives, if its lines name it, such as ``NCCL``."""
     told = {name for e in _of(output, "backend") for name in e.fields}
     texts = (e.text for e in output.events if e.yields not in ("joining", "complaint", "backend"))
-    return next(
-        iter(sorted(told)), "NCCL" if any("NCCL" in t for t in texts) else "the collective library"
-    )
+    default = "NCCL" if any("NCCL" in text for text in texts) else "the collective library"
+    return min(told, default=default)
 
 
 def _complained(output: JobOutput) -> EndingResult | None:
@@ -1584,8 +1585,8 @@ def _calls(output: JobOutput) -> EndingResult | None:
             kinds.setdefault(_launch(event), []).append(rank)
         if is_whole and not late and len(kinds) > 1:
             told = (f"{name_ranks(ranks)} {kind}" for kind, ranks in kinds.items())
-            text = f"ranks launched different collectives as number {highest:,}: "
-            text += "; ".join([*told][:4])
+            what = "; ".join([*told][:4])
+            text = f"ranks launched different collectives as number {highest:,}: {what}"
             return _stuck("mismatch", text, next(e for _, e in last.values()))
         if not is_whole or not late or 2 * len(late) > len(last):
             continue

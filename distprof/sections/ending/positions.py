@@ -88,9 +88,9 @@ def _merged(
         before = replace(
             before,
             op=fields.get("op", ""),
-            size=fields.get("numel_in", "") or fields.get("shape", ""),
-            waited_ms=event.number("ran_ms"),
-            timeout_ms=event.number("timeout_ms"),
+            size=fields.get("numel_in") or fields.get("shape") or before.size * (not is_first),
+            waited_ms=event.number("ran_ms") or (None if is_first else before.waited_ms),
+            timeout_ms=event.number("timeout_ms") or (None if is_first else before.timeout_ms),
         )
     seq = seq if is_first and seq is not None else before.seq
     return replace(before, seq=seq, enqueued=enqueued, completed=completed)

@@ -85,8 +85,7 @@ def _stopped(evidence: HangEvidence, stop: Stop, suspects: Sequence[int]) -> Exp
         why=(*exited, *_places(evidence)),
         alternatives=words().steps["long phase"],
         next_steps=(
-            "Find the line of code that each rank is in: distprof attach RUN --stacks.",
-            "Match the sends and receives of the ranks by hand: gloo does not record them.",
+            *words().steps["no step"],
             *([f"Check {name_ranks(suspects)}, which left no dump."] if suspects else []),
         ),
     )
