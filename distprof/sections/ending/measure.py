@@ -86,9 +86,9 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     found = _while_preparing(_elsewhere(found, output), output)
     if found.positions and (at := class_of("complaint", said_by(output))) and at.says:
         found = _amid(found, f"Its author says that it stands{at.says}.", at.text)
-    raised = (e for e in _of(output, "exception", "cut") if "type" not in e.fields
-              or words().search("of_others", e.fields.get("message", "")))  # fmt: skip
-    if found.positions and (place := next(filter(None, map(last_own, map(_frames, raised))), "")):
+    where = (last_own(_frames(e)) for e in _of(output, "exception", "cut") if "type" not in e.fields
+             or words().search("of_others", e.fields.get("message", "")))  # fmt: skip
+    if found.positions and (place := next((one for one in where if one[:1] not in "<"), "")):
         found = _amid(found, f"A traceback shows a process in {place}.")
     found = _during_phase(found, _without_title(whole))
     began = as_it_began(output) if found.positions else ""
@@ -263,9 +263,10 @@ def _elsewhere(found: EndingResult, output: JobOutput) -> EndingResult:
 
 
 def _while_preparing(found: EndingResult, output: JobOutput) -> EndingResult:
-    """A wait during which another process prepared the data set, or evaluated."""
-    event = next(iter(_of(output, "preparing")[::-1]), None)
-    if event is None or found.state != STUCK or found.ranks or not _prepares(event):
+    """A wait, or an end without a message, while another process prepared data or evaluated."""
+    bars = (e for e in reversed(_of(output, "preparing")) if e.fields.get("took") != "00:00")
+    is_open = found.state == STUCK or re.search("before its message|cannot be read", found.verdict)
+    if (event := next(bars, None)) is None or not is_open or found.ranks or not _prepares(event):
         return found
     text = f"Meanwhile a process was still at work: {_prepares(event)}."
     return _amid(found, text, *words().steps["preparing"])
@@ -1207,8 +1208,8 @@ def _frozen(output: JobOutput) -> EndingResult | None:
     suspects, behind = _with_fewest_pending(events)
     text = f"the {dogs} of {who} {happened}{where}, and {whose} lines name no "
     text += f"{'rank' if kinds else 'collective'}{behind}"
-    step = "Get the Python stacks of all ranks: py-spy dump --pid PID."
-    found = _stuck("frozen", text, events[0], step, ranks=ranks if len(ranks) == 1 else ())
+    steps = words().steps["waited"][1:]
+    found = _stuck("frozen", text, events[0], *steps, ranks=ranks if len(ranks) == 1 else ())
     return replace(found, suspects=suspects)
 
 

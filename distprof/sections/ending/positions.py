@@ -222,13 +222,11 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
         return _stuck("unfinished", text, positions, suspects=tuple(frozen))
     if len(waiting) > 1 and all(one.op == "SEND" for one in waiting):
         return _stuck("unfinished", f"{text}. {words().said['all send']}", positions)
-    if len(positions) == 1 and positions[0].rank and (moved := _bar_moved(output)):
-        text += f". {words().says('moving bar', moved=moved)}"
-        steps = (*words().steps["moving bar"], *words().steps["record"])
-        return _stuck("silent", text, positions, next_steps=steps)
-    if starts := _late_starts(output):
-        text += f". {words().says('late start', starts=starts)}"
-        steps = (*words().steps["late start"], *words().steps["record"])
+    moved = _bar_moved(output) if len(positions) == 1 and positions[0].rank else ""
+    sign = "moving bar" if moved else "late start"
+    if what := moved or _late_starts(output):
+        text += f". {words().says(sign, what=what)}"
+        steps = (*words().steps[sign], *words().steps["record"])
         return _stuck("silent", text, positions, next_steps=steps)
     text += f". {_whether_behind(waiting, positions, output)}"
     sizes = sorted({int(p.size) for p in shared if p.op == "COALESCED" and p.size.isdigit()})
