@@ -179,11 +179,11 @@ class NamedNumbersGrammar(Grammar):
 
 def _read(text: bytes) -> _Report | None:
     line = text.lower()
-    step = _PATTERNS["step"].search(line)
-    if step is None or int(step[1]) >= MAX_COUNT:
+    step = _PATTERNS["step"].search(line) or _PATTERNS["place"].search(line)
+    if step is None or (number := int(step[1])) >= MAX_COUNT:
         return None
     has_time = _PATTERNS["has_time"].search(line)
-    has_rate = b"/" in line or b"per" in line
+    has_rate = b"/" in line or b"per" in line or b"ps" in line
     per_step = _PATTERNS["per_step"].search(line) if has_rate else None
     named = per_step or (_PATTERNS["time"].search(line) if has_time else None)
     unnamed = () if named else tuple(islice(_PATTERNS["unnamed"].finditer(line), 2))
@@ -196,7 +196,7 @@ def _read(text: bytes) -> _Report | None:
     if time is None and not rates and (loss is None or stamp is None):
         return None
     rank = prefix_rank(text[:200].decode("utf-8", "replace"))
-    number, of_loss = int(step[1]), to_float(loss["value"]) if loss else None
+    of_loss = to_float(loss["value"]) if loss else None
     return _Report(
         rate=rates.pop("rate", None),
         row=Row(number, loss=of_loss, rank=rank, at_s=stamp)._replace(**rates),
@@ -226,8 +226,8 @@ def _rates(line: bytes) -> dict[str, float]:
             value = to_float(match["value"].rstrip(b".,"))
             if value is None or value <= 0:
                 continue
-            what = match["what"]
-            if what.startswith(b"tok"):
+            what = match["what"] or match["short"]
+            if what.startswith((b"tok", b"tps", b"wps")):
                 name = "tokens_per_s_per_device" if match["each"] else "tokens_per_s"
             elif match["each"]:
                 continue

@@ -27,6 +27,9 @@ from distprof.units import format_duration
 SLOW_RATIO = 1.2
 """Ratio to the median of its neighbours above which an iteration is slow."""
 
+UNEVEN = 0.2
+"""Share of its excess from which an iteration is slow, although the next one is shorter."""
+
 NEIGHBOURS = 101
 MAX_SLOWEST = 20
 MAX_KEPT = 512
@@ -136,7 +139,10 @@ def _slow(number: Int64Array, ns: Int64Array, span: Int64Array) -> dict[str, Any
     edges = np.linspace(0, count, num_blocks + 1).astype(np.int64)
     medians = [float(np.median(ns[a:b])) for a, b in pairwise(edges)]
     usual = np.repeat(np.array(medians, np.float64), np.diff(edges))
-    is_slow = ns > SLOW_RATIO * usual
+    more = np.pad(ns - usual, 1)
+    left = np.abs(more[1:] + more[:-1])  # of each two in a row
+    is_even = np.minimum(left[:-1], left[1:]) < UNEVEN * more[1:-1]
+    is_slow = (ns > SLOW_RATIO * usual) & ~is_even
     first = int(np.argmin(is_slow))
     is_slow[: first * (first > 1)] = False  # before the training is warm
     excess = float(np.sum((ns - usual)[is_slow])) / len(ns)
