@@ -54,7 +54,7 @@ NOTES: Mapping[str, str] = table_beside(__package__, "notes.toml")
 """What readers must know about times, by name; numbers are filled in."""
 
 _STAMP = re.compile(
-    rb"(?:(\d{4})[-/])?(\d\d)(?:[-/]|(?<=\b[IWEF]\d\d))(\d\d)"
+    rb"(?:(\d{4})[-/])?(\d\d)(?:[-/]|(?<=\b[IWEF]\d\d))(\d\d)(?:/20\d\d)?"
     rb"[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(?: ([AP])M)?"
 )
 

@@ -148,7 +148,7 @@ class NamedNumbersGrammar(Grammar):
     def finish(self) -> None:
         """Decide on units, and whether these are the reports of a training program."""
         found = _of_the_usual_kind(self._found)
-        if len(found) < FEWEST:
+        if len(found) < 2:
             return
         factor = self._factor(found) / _steps_of_a_time(found)
         span = round(median(b.number - a.number for a, b in pairwise(found)))
@@ -191,9 +191,9 @@ def _read(text: bytes) -> _Report | None:
     has_phases = _PATTERNS["has_phases"].search(line)
     phases = {name: time for name, time, _ in _phases(line) if name} if has_phases else {}
     rates: dict[str, Any] = _rates(line) if has_rate else {}
-    loss = _PATTERNS["loss"].search(line) if b"loss" in line else None
+    loss = _PATTERNS["loss"].search(line) if b"loss" in line or b"objf" in line else None
     stamp = stamp_s(text[:200])
-    if time is None and not rates and (loss is None or stamp is None):
+    if time is None and not rates and (stamp is None or not (loss or phases)):
         return None
     rank = prefix_rank(text[:200].decode("utf-8", "replace"))
     of_loss = to_float(loss["value"]) if loss else None
@@ -249,11 +249,15 @@ def _of_the_usual_kind(found: list[_Report]) -> list[_Report]:
         return []
     usual = ranks.most_common(1)[0][0]
     mine = [one for one in found if one.row.rank == usual]
+    if len({one.number for one in mine}) < FEWEST:
+        return []
     if any(one.time is not None or one.rate is not None for one in mine):
         mine = [one for one in mine if one.time is not None or one.rate is not None]
     mine = mine[:1] + [one for before, one in pairwise(mine) if one.number != before.number]
-    rises = sum(b.number > a.number for a, b in pairwise(mine))
-    return mine if rises >= 0.8 * (len(mine) - 1) else []
+    pairs = [*pairwise(mine)]
+    rises = sum(b.number > a.number for a, b in pairs)
+    starts = sum(b.number == mine[0].number for _, b in pairs)
+    return mine if rises + min(starts, rises / 2) >= 0.8 * len(pairs) else []
 
 
 def _steps_of_a_time(found: list[_Report]) -> int:

@@ -194,11 +194,8 @@ class ReportGrammar(Grammar):
         if 0 < self._paused_s < values.get("whole_s", 0.0) and "per_s" in values:
             share = self._paused_s / values["whole_s"]
             values["per_s"] /= 1 - share
-            self.notes += (
-                [NOTES["evaluation"].format(format_ratio(share))]
-                if share >= LEAST_EVALUATION
-                else []
-            )
+            if share >= LEAST_EVALUATION:
+                self.notes.append(NOTES["evaluation"].format(format_ratio(share)))
         last = self.rows[-1] if self.rows else None
         means: dict[str, float] = {}
         if wording.means:

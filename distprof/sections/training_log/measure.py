@@ -254,19 +254,14 @@ def _slow_rate(log: TrainingLog) -> SlowPeriod | None:
 
 
 def _among_few(number: Int64Array, ns: Int64Array, span: Int64Array) -> SlowPeriod | None:
-    """The last of few reports, if a wide gap parts them from the others, or if times grow."""
-    third, at, far = len(ns) // 3, 0, 0
-    for k in range(FEWEST_FEW, len(ns) - FEWEST_LAST + 1):
-        before, after = ns[:k], ns[k:]
-        gap = after.min() - before.max()
-        widest = max(np.ptp(before), np.ptp(after), (SLOW_RATIO - 1) * before.max())
-        if len(after) >= FEWEST_FEW and gap > widest:
-            at = k  # at most one: the gap is the widest
-        if not far and after.min() > FAR_LONGER * before.max():
-            far = k
-    at = at or far
-    is_gradual = not at
-    slow, others = (ns[-third:], ns[:third]) if is_gradual else (ns[at:], ns[:at])
+    """The last or first of few reports, if a wide gap parts them from the others, or growth."""
+    third, at, early = len(ns) // 3, _gap(ns), _gap(ns[::-1], FEWEST_FEW)
+    is_early = 0 < early < len(ns) and not at
+    is_early = is_early and ns[:-early].min() > FAR_LONGER * ns[-early:].max()
+    is_gradual = not at and not is_early
+    inside = np.arange(len(ns)) >= (at or len(ns) - (early if is_early else third))
+    inside ^= is_early
+    slow, others = ns[inside], ns[:third] if is_gradual else ns[~inside]
     grows = len(ns) >= FEWEST_FEW and bool((ns[1:] > GROWN_RATIO * ns[:-1]).all())
     if is_gradual and (
         (len(ns) < FEWEST_RISING and not grows)
@@ -274,9 +269,22 @@ def _among_few(number: Int64Array, ns: Int64Array, span: Int64Array) -> SlowPeri
         or np.median(slow) < GROWN_RATIO * np.median(others)
     ):
         return None
-    inside = np.arange(len(ns)) >= len(ns) - len(slow)
     usual = float(np.median(others))
     return _slow_period(number, ns, span, inside, usual, is_gradual=is_gradual)
+
+
+def _gap(ns: Int64Array, fewest: int = FEWEST_LAST) -> int:
+    """Number of reports before the last ones, if a wide gap parts them; else 0."""
+    at = far = 0
+    for k in range(FEWEST_FEW, len(ns) - fewest + 1):
+        before, after = ns[:k], ns[k:]
+        gap = after.min() - before.max()
+        widest = max(np.ptp(before), np.ptp(after), (SLOW_RATIO - 1) * before.max())
+        if len(after) >= FEWEST_FEW and gap > widest:
+            at = k  # at most one: the gap is the widest
+        if not far and after.min() > FAR_LONGER * before.max():
+            far = k
+    return at or far
 
 
 def _kendall(ns: Int64Array) -> float:

@@ -303,13 +303,8 @@ def slower_sentence(log: TrainingLogResult) -> str:
     now, usual = format_duration(slow.duration_ns), format_duration(slow.usual_ns)
     if slow.is_gradual:
         return f"Iterations get longer little by little: {usual} at first, {now} later."
-    first = "" if slow.first_iteration is None else f"iteration {slow.first_iteration:,}"
-    if slow.last_iteration is not None and first:
-        when = f"From {first} to {slow.last_iteration:,}"
-    else:
-        when = f"From {first} on" if first else f"For {slow.num_reports:,} reports"
     return (
-        f"{when}, an iteration takes {now} instead of {usual}, "
+        f"{capitalized(slow.when)}, an iteration takes {now} instead of {usual}, "
         f"{slow.duration_ns / slow.usual_ns:.2f} times as long."
     )
 
@@ -323,10 +318,7 @@ def _slower_rate(log: TrainingLogResult) -> str:
     change = f"from {usual} to {now} {rates[0][1]}"
     if slow.is_gradual:
         return f"Throughput falls little by little, {change}."
-    first, last = slow.first_iteration, slow.last_iteration
-    when = f"for {slow.num_reports:,} reports" if first is None else f"at iteration {first:,}"
-    until = "" if last is None else f", up to {last:,}"
-    return f"Throughput falls {change} {when}{until}."
+    return f"Throughput falls {change} {slow.when}."
 
 
 def _slow_sentence(log: TrainingLogResult) -> str:

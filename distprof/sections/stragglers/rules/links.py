@@ -401,10 +401,12 @@ def slower_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]
     if slow is None or not log.mean_ns or slow.excess_ns <= limits["excess_ratio"] * log.mean_ns:
         return
     headline, message = _headline_and_message(slow)
+    kind = "at-once" if slow.last_iteration is None else "for-a-time"
+    kind = "gradual" if slow.is_gradual else kind
     yield Draft(
         headline=headline,
         message=message,
-        fix=_slower_iterations_fix(slow),
+        fix=advice("slower-iterations", kind),
         cost_ns_per_step=slow.excess_ns,
         steps=() if slow.first_iteration is None else (slow.first_iteration,),
         evidence=("training_log.slow_span",),
@@ -417,19 +419,5 @@ def _headline_and_message(slow: SlowPeriod) -> tuple[str, str]:
     if slow.is_gradual:
         headline = f"Iterations get longer little by little, to {times} the first"
         return headline, f"They take {usual} at first and {now} later."
-    first, last = slow.first_iteration, slow.last_iteration
-    since = f"from iteration {first:,} on" if last is None and first is not None else "for a time"
-    when = f" in {slow.num_reports:,} reports in a row" if first is None else ""
-    if first is not None and last is not None:
-        when = f" from iteration {first:,} to {last:,}"
-    return (
-        f"Iterations take {times} as long {since}",
-        f"They take {now}{when}, the others {usual}.",
-    )
-
-
-def _slower_iterations_fix(slow: SlowPeriod) -> str:
-    if slow.is_gradual:
-        return advice("slower-iterations", "gradual")
-    at = "" if slow.first_iteration is None else f" at iteration {slow.first_iteration:,}"
-    return advice("slower-iterations", "at-once", at=at)
+    headline = f"Iterations take {times} as long {slow.when}"
+    return headline, f"They take {now}, the others {usual}."
