@@ -208,14 +208,13 @@ def _slow_span(number: Int64Array, ns: Int64Array, span: Int64Array) -> SlowPeri
     slow, others = ns[inside], ns[~inside]
     if len(others) < BLOCK or _share_above(slow, others) < APART:
         return None
-    median = float(np.median(others))
     # Whether a line fits better than two levels, without the longest reports
     kept = ns <= np.quantile(ns, 0.98)
     time, values = np.flatnonzero(kept), ns[kept].astype(np.float64)
     line = np.polyval(np.polyfit(time, values, 1), time)
     levels = np.where(inside[kept], np.median(ns[inside]), np.median(ns[~inside]))
     is_line = np.sum((values - line) ** 2) < 0.7 * np.sum((values - levels) ** 2)
-    return _slow_period(number, ns, span, inside, median, is_gradual=bool(inside[-1] and is_line))
+    return _slow_period(number, ns, span, inside, others, is_gradual=bool(inside[-1] and is_line))
 
 
 def _slow_period(
@@ -223,12 +222,12 @@ def _slow_period(
     ns: Int64Array,
     span: Int64Array,
     inside: NDArray[np.bool_],
-    usual: float,
+    others: Int64Array,
     *,
     is_gradual: bool,
 ) -> SlowPeriod:
-    """The slow reports, by their mask, next to what is usual."""
-    at = np.flatnonzero(inside)
+    """The slow reports, by their mask, next to the times of what is usual."""
+    at, usual = np.flatnonzero(inside), float(np.median(others))
     return SlowPeriod(
         first_iteration=_printed(number, at[0]),
         last_iteration=None if at[-1] == len(ns) - 1 else _printed(number, at[-1]),
@@ -269,8 +268,7 @@ def _among_few(number: Int64Array, ns: Int64Array, span: Int64Array) -> SlowPeri
         or np.median(slow) < GROWN_RATIO * np.median(others)
     ):
         return None
-    usual = float(np.median(others))
-    return _slow_period(number, ns, span, inside, usual, is_gradual=is_gradual)
+    return _slow_period(number, ns, span, inside, others, is_gradual=is_gradual)
 
 
 def _gap(ns: Int64Array, fewest: int = FEWEST_LAST) -> int:
