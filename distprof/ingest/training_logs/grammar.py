@@ -212,8 +212,8 @@ IMPOSSIBLE = 1.5
 _TINY = 0.05
 """Share of the peak below which batches or waits matter more than kernels."""
 
-RUN, AGAIN = "Run number ", "Iteration numbers start again"
-"""Beginnings of notes on several runs in a text."""
+TYPED, RUN, AGAIN = "timed phases", "Run number ", "Iteration numbers start again"
+"""Beginning of the name of a log that someone typed, and of notes on several runs in a text."""
 
 
 USE = "Use of the GPU: "

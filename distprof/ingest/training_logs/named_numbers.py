@@ -27,6 +27,7 @@ from distprof.ingest.output.read import prefix_rank
 from distprof.ingest.training_logs.grammar import (
     MAX_COUNT,
     NOTES,
+    TYPED,
     Grammar,
     Row,
     byte_patterns,
@@ -69,7 +70,7 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _OF_EPOCHS = re.compile(r"(?i)\bepoch (?:\d{1,6} )?(?:took|times?\b|takes)|\b(?:per|each) epoch\b")
-_WORK = {"", "computation", "forward", "backward", "optimizer", "generation"}
+_WORK = {"", "computation", "forward", "backward", "optimizer", "generation", "sampling"}
 _COLUMN = r"[a-z_]{2,30}(?:\([a-z]{1,3}\))?"
 _COLUMNS = re.compile(rf"(?m)^[^\S\n]*({_COLUMN}(?:[^\S\n]+{_COLUMN}){{2,30}})$")
 
@@ -86,7 +87,7 @@ def _phases(text: bytes) -> Iterator[tuple[str, float, bool]]:
 class PhasesGrammar(Grammar):
     """Phases of an iteration and their times, as people type them; tried last of all."""
 
-    name: str = "timed phases"
+    name: str = TYPED
     _found: list[tuple[str, float, bool]] = msgspec.field(default_factory=list)
 
     def take(self, block: bytes) -> None:
@@ -108,10 +109,11 @@ class PhasesGrammar(Grammar):
                 iterations.append({})
             iterations[-1][name] = time
         most = max(map(len, iterations))
-        units = {has_unit for *_, has_unit in self._found}
-        if most < 2 or len(units) > 1 or not _WORK & iterations[0].keys():
+        units = {(name == "", has_unit) for name, _, has_unit in self._found}
+        is_mixed = len(units) > len(dict(units))  # the whole alone may name its unit
+        if most < 2 or is_mixed or not _WORK & iterations[0].keys():
             return
-        if not self._found[0][2]:
+        if not any(has_unit for *_, has_unit in self._found):
             self.notes.append(NOTES["no_unit"])
         is_known = True
         for phases in (one for one in iterations if len(one) == most):

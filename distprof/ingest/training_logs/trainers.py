@@ -121,8 +121,7 @@ class BarGrammar(Grammar):
         if step < bar.step or second < bar.last_second:  # again, so that what passed stays
             bar.first_step += step - bar.last_step
             bar.first_second += second - bar.last_second
-            bar.step, bar.second, bar.last_step, bar.last_second = step, second, step, second
-            return
+            bar.step, bar.second = step, second
         bar.last_step, bar.last_second = step, second
         span, passed = step - bar.step, second - bar.second
         if span > 0 and passed >= _MIN_SECONDS:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from distprof.bounds import table_beside
 from distprof.escape import MAX_HEADLINE
-from distprof.ingest.training_logs.grammar import AGAIN, OF_THE_JOB, RUN, USE
+from distprof.ingest.training_logs.grammar import AGAIN, OF_THE_JOB, RUN, TYPED, USE
 from distprof.sections.base import VerdictText
 from distprof.sections.nccl.show import jobs_fact, nccl_verdict
 from distprof.sections.parts import is_recorded
@@ -193,7 +193,7 @@ def _shares(log: TrainingLogResult) -> dict[str, float]:
     """Share of an iteration by phase, the longest first, then the rest; empty if unknown."""
     times, whole = _phase_times(log)
     rest = whole - sum(times.values())
-    are_typed = log.origin.startswith("timed phases")
+    are_typed = log.origin.startswith(TYPED)
     is_few = are_typed or times.keys() <= {"optimizer", "waiting for input"}
     if is_few or rest < -MIN_IDLE_RATIO * whole:
         times = {timer.name: timer.mean_ns for timer in log.timers}

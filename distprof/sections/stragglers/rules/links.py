@@ -18,7 +18,7 @@ from distprof.sections.stragglers import (
     StragglersResult,
 )
 from distprof.sections.summaries import CollectiveSummaryResult
-from distprof.sections.training_log import MIN_RECURRING, SlowPeriod, TrainingLogResult
+from distprof.sections.training_log import MIN_RECURRING, TrainingLogResult
 from distprof.terms import Confidence, Severity, StragglerCause, StragglerPattern
 from distprof.units import fold_ranks, format_bytes, format_duration, format_ratio, name_ranks
 
@@ -400,9 +400,14 @@ def slower_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]
     slow = log.slow_span
     if slow is None or not log.mean_ns or slow.excess_ns <= limits["excess_ratio"] * log.mean_ns:
         return
-    headline, message = _headline_and_message(slow)
+    times = f"{slow.duration_ns / max(slow.usual_ns, 1):.2f} times"
+    now, usual = format_duration(slow.duration_ns), format_duration(slow.usual_ns)
     kind = "at-once" if slow.last_iteration is None else "for-a-time"
-    kind = "gradual" if slow.is_gradual else kind
+    headline = f"Iterations take {times} as long {slow.when}"
+    message = f"They take {now}, the others {usual}."
+    if slow.is_gradual:
+        kind, message = "gradual", f"They take {usual} at first and {now} later."
+        headline = f"Iterations get longer little by little, to {times} the first"
     yield Draft(
         headline=headline,
         message=message,
@@ -411,13 +416,3 @@ def slower_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]
         steps=() if slow.first_iteration is None else (slow.first_iteration,),
         evidence=("training_log.slow_span",),
     )
-
-
-def _headline_and_message(slow: SlowPeriod) -> tuple[str, str]:
-    times = f"{slow.duration_ns / max(slow.usual_ns, 1):.2f} times"
-    now, usual = format_duration(slow.duration_ns), format_duration(slow.usual_ns)
-    if slow.is_gradual:
-        headline = f"Iterations get longer little by little, to {times} the first"
-        return headline, f"They take {usual} at first and {now} later."
-    headline = f"Iterations take {times} as long {slow.when}"
-    return headline, f"They take {now}, the others {usual}."
