@@ -342,7 +342,7 @@ def _timed_by_stamps(rows: list[Row], notes: list[str]) -> list[Row]:
 def _spans(rows: Sequence[Row]) -> Int64Array:
     """Iterations that each report is the mean of: as printed, else from iteration numbers."""
     number = _ints(row.iteration for row in rows)
-    steps = np.diff(number, prepend=number[:1])
+    steps = np.diff(number, prepend=number[:1]) * (np.roll(number, 1) != ABSENT)
     usual = int(np.median(steps[steps > 0])) if (steps > 0).any() else 1
     by_numbers = np.where((steps > 0) & (number != ABSENT), steps, usual)
     printed = _ints(row.span for row in rows)
