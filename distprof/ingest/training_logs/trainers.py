@@ -228,7 +228,8 @@ def _whole(bar: _Bar, least: int = _MIN_SPAN) -> list[Row]:
 def _printed(bar: _Bar) -> list[Row]:
     """The rate that the bar shows, where it does not show enough of the time."""
     rates = [each for step, _, each, _ in bar.rates if step >= _FEWEST_STEPS]
-    ns = s_to_ns(_between(bar) or median(rates)) if rates else None
+    at_ends = len({step for step, *_ in bar.rates}) == 1  # of epochs, the last of which counts
+    ns = s_to_ns(_between(bar) or (rates[-1] if at_ends else median(rates))) if rates else None
     return [Row(iteration=bar.last_step, duration_ns=ns, span=1)] if rates else []
 
 

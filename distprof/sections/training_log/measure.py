@@ -143,8 +143,7 @@ def _slow(number: Int64Array, ns: Int64Array, span: Int64Array) -> dict[str, Any
     left = np.abs(more[1:] + more[:-1])  # of each two in a row
     is_even = np.minimum(left[:-1], left[1:]) < UNEVEN * more[1:-1]
     is_slow = (ns > SLOW_RATIO * usual) & ~is_even
-    first = int(np.argmin(is_slow))
-    is_slow[: first * (first > 1)] = False  # before the training is warm
+    is_slow[: int(np.argmin(is_slow))] = False  # before the training is warm
     excess = float(np.sum((ns - usual)[is_slow])) / len(ns)
     period = _period(number, is_slow)
     is_power = period is not None and period & (period - 1) == 0  # as numbers of micro-batches
