@@ -500,7 +500,9 @@ def _of_one_row(result: OperatorTableResult) -> list[str]:
     around = _around(result) if ratio < MIN_WORK_RATIO or top.cpu_ns >= _NEARLY * whole else []
     if around or ratio < MIN_WORK_RATIO or len(result.rows) < _FEWEST_ROWS:
         return around
-    said = _say("itself", name=_named(top), ratio=ratio, spent=top.self_cpu_ns, of=whole)
+    where = "" if result.self_cpu_ns else " in the rows shown"
+    spent = {"spent": top.self_cpu_ns, "of": whole}
+    said = _say("itself", name=_named(top), ratio=ratio, where=where, **spent)
     return [said, *_advised(top)]
 
 
