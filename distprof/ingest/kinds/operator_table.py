@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.bounds import Bound, patterns_beside, table_beside
-from distprof.ingest.communication import Classifier, collective_kind
+from distprof.config import CommunicationConfig
+from distprof.ingest.communication import classifier_for, collective_kind
 from distprof.ingest.files import beginning, begins_object, refusing, whole
 from distprof.ingest.kinds import Source
 from distprof.run.evidence import OperatorTable, TableOperator
@@ -65,13 +66,6 @@ def _layouts() -> tuple[tuple[re.Pattern[str], _Layout], ...]:
     table = table_beside(__package__, "function_tables.toml")
     known = msgspec.convert(table["table"], tuple[_Layout, ...])
     return tuple((re.compile(one.header, re.M), one) for one in known)
-
-
-@cache
-def _columns() -> dict[str, list[str]]:
-    """Columns of a table without a header, by what their values are."""
-    columns: dict[str, list[str]] = table_beside(__package__, "operator_table.toml")["columns"]
-    return columns
 
 
 def fits_operator_table(source: str) -> bool:
@@ -180,7 +174,7 @@ def _scaled(printed: str, scale: float) -> int:
     text = printed.replace(",", "")
     with suppress(ValueError, OverflowError):
         return _ns(text) or round(float(text) * scale)
-    return _ns(text) or 0
+    return 0
 
 
 def _operators(source: str, every: Sequence[str]) -> OperatorTable:
@@ -245,12 +239,13 @@ def _header(line: str) -> tuple[list[str], str, list[str]] | None:
         return ["Name", *columns], before, []
     if not _PATTERNS["headless"].match(line):
         return None
+    known: dict[str, list[str]] = table_beside(__package__, "operator_table.toml")["columns"]
     columns, rest = ["Name"], "".join(map(_sign, _split(line, 0)[1:]))
     while rest:
-        signs = next((signs for signs in _columns() if rest.startswith(signs)), None)
+        signs = next((signs for signs in known if rest.startswith(signs)), None)
         if signs is None:
             return None
-        columns, rest = columns + _columns()[signs], rest[len(signs) :]
+        columns, rest = columns + known[signs], rest[len(signs) :]
     return columns, "", [line]
 
 
@@ -308,15 +303,10 @@ class _Whole:
 
 
 def _kind(name: str) -> CollectiveKind:
-    kind: CollectiveKind = _classifier().verdict(name).kind
+    kind: CollectiveKind = classifier_for(CommunicationConfig()).verdict(name).kind
     if any(library in name.lower() for library in _LIBRARIES):
         return collective_kind(name) or kind
     return kind
-
-
-@cache
-def _classifier() -> Classifier:
-    return Classifier()
 
 
 def _operator(row: Mapping[str, str], device: str) -> TableOperator | None:
