@@ -624,7 +624,7 @@ def _related(line: str) -> dict[tuple[str, int], float]:
 
 def _lines(text: str) -> list[str]:
     """Sentences and lines, with numbers that can be read."""
-    text = _PATTERNS["prefix"].sub("", re.sub("[*`]", "", text))
+    text = _PATTERNS["prefix"].sub("", re.sub("[*`]", "", text.replace("<br>", " ")))
     many = {one[:2] for one in _counts(text) if one[0] > 1}
     known = {of: f"{count} " for count, of in many if sum(of == other for _, other in many) == 1}
     text = _PATTERNS["multi"].sub(lambda found: known.get(_of(found[1]), found[0]), text)
