@@ -379,7 +379,7 @@ _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 _TIMES = {"half": 0.5, "twice": 2, "double": 2, "two": 2, "three": 3, "triple": 3, "four": 4}
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0,
             "秒": 1.0, "分": 60.0, "小": 3600.0, "天": 86400.0}  # fmt: skip
-_CONTRASTS = ("of_chip", "of_mode", "of_precision", "of_way")
+_CONTRASTS = ("of_chip", "of_mode", "of_precision", "of_way", "of_change")
 _MOST_WORDS = 7  # Of a name in a sentence
 _MOST_APART = 100  # Ratio of times that are hardly those of the same work
 _NEAR = 40  # Characters before a speed that may name a part of an iteration
@@ -388,7 +388,7 @@ _SAME_SPEED = 0.95  # Share of a speed from which another is the same
 _FEWEST_RANKS, _SAME, _MOST_EFFICIENT = 3, 0.01, 1.2
 _MARKUP = {*"|[]{}<>="}  # Characters of what programs print
 _MARKS = " \t*#>`:|-–—~≈=()[]\"'“”"
-_LABEL, _MOST_ROWS = 60, 200  # Characters of a name, and rows of a table of ways.
+_LABEL, _MOST_ROWS, _MOST_CELLS = 60, 200, 40  # Characters of a name; rows and columns of a table
 _PATTERNS = patterns_beside(__package__, "scaling.toml", WORD="|".join(_WORDS))
 _BETWEEN = ("bars", "tabs", "spaces", "commas")  # between cells, the first that a row has
 _NODES = ("node", "machine", "server", "台", "机", "节点")
@@ -490,7 +490,7 @@ def _tables(lines: Iterable[str]) -> Iterator[tuple[str, list[list[str]]]]:
     for line in (*lines, ""):
         split = (_PATTERNS[way].split(_PATTERNS["edges"].sub("", line)) for way in _BETWEEN)
         cells = next((cells for cells in split if len(cells) > 1), [])
-        if cells and any(map(str.isalnum, line)):
+        if 0 < len(cells) <= _MOST_CELLS and any(map(str.isalnum, line)):
             rows.append([_clock(found) if (found := is_clock(one)) else one for one in cells])
         elif not line.strip():
             width = max(map(len, rows), default=0)
@@ -512,7 +512,7 @@ def _labels(row: Sequence[str], *, is_turned: bool) -> tuple[str, dict[int, str]
         return of, known
     sides = {at: name for at, name in enumerate(map(_side, row)) if name}
     if not is_turned or _PATTERNS["head_of_ways"].search(head):
-        known = {at: one for at, one in (sides | known).items() if at or not is_turned}
+        known = {at: one for at, one in (known | sides).items() if at or not is_turned}
     are_ways = all(is_way(one) or is_count(one) for one in known.values())
     return "ways" if is_turned or are_ways else "columns", known
 
@@ -530,19 +530,22 @@ class _Row(NamedTuple):
 def _table_rows(lines: Iterable[str]) -> Iterator[_Row]:
     """Speeds in tables with a column or a row for each number of GPUs, or way to train."""
     for (above, table), is_turned in product(_tables(lines), (False, True)):
-        of, names, heads = "", dict[int, str](), list[str]()
+        of, names, heads, batches = "", dict[int, str](), list[str](), dict[int, float]()
         for row in map(list, zip(*table, strict=True)) if is_turned else table:
             now, labels = _labels(row, is_turned=is_turned)
             others = [cell for at, cell in enumerate(row) if at not in labels]
             if len({*labels.values()}) > 1 and not any(map(_speed, row)) | any(map(_typed, others)):
                 of, names, heads = now, labels, row
+            elif is_turned and of == "ways" and _PATTERNS["head_of_batch"].fullmatch(row[0]):
+                batches = {at: _typed(row[at]) or 1.0 for at in names}
             elif names:
                 name = ", ".join(filter(None, row[: min(names)]))
                 says = (name,) if _PATTERNS["no_side"].search(name) else (name, heads[0], above)
                 speeds: dict[str, tuple[str, float]] = {}
                 for at, one in names.items():
                     if speed := _speed(row[at], heads[at], *says):
-                        speeds.setdefault(one, speed)
+                        size = batches.get(at, 1.0) if speed[0] == "iterations" else 1.0
+                        speeds.setdefault(one, (speed[0], speed[1] * size))
                 kinds = {kind for kind, _ in speeds.values()}
                 if len(speeds) > 1 and len(kinds) == 1:
                     rates = tuple(rate for _, rate in speeds.values())
@@ -788,8 +791,8 @@ def _speed(cell: str, *says: str) -> tuple[str, float] | None:
     """The kind of a speed in a cell, whose unit others may say, and the speed; None without."""
     kind = next(filter(None, map(_head_kind, says)), "")
     if printed := next(_values(cell), None):
-        is_of_step = kind == "iterations" and printed.kind == "time"
-        return kind if is_of_step else printed.kind, printed.per_s
+        is_of_step = any(map(_PATTERNS["of_iterations"].search, says)) and printed.kind == "time"
+        return "iterations" if is_of_step else printed.kind, printed.per_s
     number = _typed(cell.lstrip("~≈ ")) if kind else None
     is_time = any(map(_PATTERNS["head_of_times"].search, says))
     return (kind, 1 / number if is_time else number) if number else None
