@@ -859,10 +859,11 @@ def _ways(said: Sequence[_Said]) -> ScalingTable | None:
     """Speeds by the names of runs, or by the titles above them."""
     by_word: dict[str, float] = {}
     for words in map(_PATTERNS.__getitem__, _CONTRASTS):
-        told = [words.findall(f"{one.title} {one.before}")[-1:] for one in said]
-        if len({re.sub(r"\W", "", one[0]).lower() for one in told if one}) == len(said):
-            by_word |= {one[0]: each.per_s for one, each in zip(told, said, strict=True)}
-            break
+        told = [*chain(*(words.findall(f"{one.title} {one.before}")[-1:] for one in said))]
+        plain = [re.sub(r"\W", "", one).lower() for one in told]
+        num = next((at for at, one in enumerate(plain) if one in plain[:at]), len(plain))
+        if len(told) == len(said) and num > len(by_word):
+            by_word = dict(zip(told[:num], (one.per_s for one in said), strict=False))
     named = {one.name: one.per_s for one in reversed(said) if one.names_a_run}
     below = {one.title: one.per_s for one in reversed(said) if one.title}
     chosen = next((some for some in (by_word, named, below) if len(some) > 1), {})
