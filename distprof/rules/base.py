@@ -249,14 +249,13 @@ def rule(
     *,
     since: str = "0.1.0",
     costs_time: bool = True,
-    page: str = "",
     **limits: Limit,
 ) -> Callable[[Check], Rule]:
     """Turn a check function into a :class:`Rule`.
 
     The types of its parameters are the results that it needs; the last parameter is ``limits``. The
     name of the rule is that of the function; its page is the docstring, with the sections that it
-    does not write itself from ``page``, or else from ``pages.toml`` next to the function.
+    does not write itself from ``pages.toml`` next to the function.
     """
 
     def decorate(check: Check) -> Rule:
@@ -275,7 +274,6 @@ def rule(
             limits=limits,
             costs_time=costs_time,
             text=check.__doc__ or "",
-            shared=page,
             check=check,
         )
 

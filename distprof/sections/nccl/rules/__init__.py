@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from distprof.bounds import table_beside
 from distprof.rules.base import InsufficientEvidenceError
 from distprof.sections.collectives import CollectivesResult
 from distprof.sections.nccl import NO_LOG, NcclResult, NcclSetting, NcclTransport
 from distprof.sections.shares import StepTimes
-
-PAGES: Mapping[str, str] = table_beside(__package__, "pages.toml")
-"""Rest of each rule's page, by its code."""
 
 
 def has_log(nccl: NcclResult) -> bool:

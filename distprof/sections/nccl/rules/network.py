@@ -20,7 +20,6 @@ from distprof.sections.nccl import (
     why_not_fast,
 )
 from distprof.sections.nccl.rules import (
-    PAGES,
     connections,
     exposed_between_nodes,
     has_log,
@@ -38,7 +37,6 @@ _MOST_CARDS = 4
 @rule(
     "NET101",
     Severity.WARNING,
-    page=PAGES["NET101"],
     socket_ratio=Limit(0.01, "smallest share of connections between nodes over sockets"),
 )
 def nccl_over_sockets(
@@ -123,7 +121,6 @@ def _why(nccl: NcclResult) -> str:
 @rule(
     "NET102",
     Severity.WARNING,
-    page=PAGES["NET102"],
     plain_ratio=Limit(0.05, "smallest share of RDMA connections without GPUDirect"),
 )
 def no_gpudirect(
@@ -197,7 +194,6 @@ _MOST_NAMED = 6
 @rule(
     "NET104",
     Severity.INFO,
-    page=PAGES["NET104"],
     costs_time=False,
     used_ratio=Limit(
         0.99, "smallest acceptable share of used cards among those that could each serve a GPU"
@@ -262,7 +258,7 @@ def _is_short(host: NcclHost, min_ratio: float) -> bool:
 _FAILED = re.compile(r"(?i)SHARP coll init error|cannot initialize CollNet")
 
 
-@rule("NET112", Severity.WARNING, costs_time=False, page=PAGES["NET112"])
+@rule("NET112", Severity.WARNING, costs_time=False)
 def sharp_unavailable(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - all checks take limits
     """NCCL was told to reduce in the switches (SHARP, CollNet), tried to, and failed."""
     if not has_log(nccl):

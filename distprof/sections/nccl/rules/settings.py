@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
 from distprof.sections.nccl import INSIDE, SAYS, NcclResult, NcclSetting
-from distprof.sections.nccl.rules import PAGES, connections, has_log, said, setting_of
+from distprof.sections.nccl.rules import connections, has_log, said, setting_of
 from distprof.sections.sharding import ShardingResult
 from distprof.sections.table import counted
 from distprof.terms import Confidence, NcclRemark, Severity
 
 
-@rule("COM122", Severity.INFO, costs_time=False, page=PAGES["COM122"])
+@rule("COM122", Severity.INFO, costs_time=False)
 def forced_nccl_settings(
     nccl: NcclResult,
     sharding: ShardingResult,
@@ -65,7 +65,6 @@ def _is_restrictive(value: str, values: tuple[str, ...]) -> bool:
 @rule(
     "NET103",
     Severity.WARNING,
-    page=PAGES["NET103"],
     costs_time=False,
     shared_ratio=Limit(0.01, "smallest share of connections inside nodes over shared memory"),
 )
@@ -122,7 +121,7 @@ _MOST_NAMED = 3
 _MOST_HOSTS = 3
 
 
-@rule("NET105", Severity.WARNING, costs_time=False, page=PAGES["NET105"])
+@rule("NET105", Severity.WARNING, costs_time=False)
 def uneven_nccl_settings(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - one signature
     """Ranks of one job use different versions of NCCL, or other values of one of its settings."""
     if not has_log(nccl):
