@@ -23,8 +23,13 @@ from distprof.ingest.output.stacks import calls_of_traceback, last_own
 from distprof.run.logs import JobOutput, NcclLog, OutputEvent, OutputStack
 from distprof.run.run import Run
 from distprof.sections.ending import FAILED, STUCK, EndingLine, EndingResult
-from distprof.sections.ending.positions import diagnose_positions, operation_kind, timeout_sentences
-from distprof.sections.ending.stacks import diagnose_stacks, stacks_of
+from distprof.sections.ending.positions import (
+    as_it_began,
+    diagnose_positions,
+    operation_kind,
+    timeout_sentences,
+)
+from distprof.sections.ending.stacks import collective_in, diagnose_stacks, said_by, stacks_of
 from distprof.sections.ending.words import words
 from distprof.sections.table import counted
 from distprof.units import capitalized, format_bytes, format_duration, name_ranks
@@ -78,7 +83,16 @@ def diagnose_output(output: JobOutput) -> EndingResult:
         why = "Its author says that it stands. Healthy jobs print the same up to there."
         verdict += f" T{error[3:]}." if (error := _last_error(output)) else ""
         found = replace(found, state=STUCK, verdict=verdict, why=(*found.why, why))
-    found = _during_phase(_while_preparing(_elsewhere(found, output), output), whole)
+    found = _while_preparing(_elsewhere(found, output), output)
+    if found.positions and (at := class_of("complaint", said_by(output))) and at.says:
+        found = _amid(found, f"Its author says that it stands{at.says}.", at.text)
+    where = (last_own(_frames(e)) for e in _of(output, "exception", "cut") if "type" not in e.fields
+             or words().search("of_others", e.fields.get("message", "")))  # fmt: skip
+    if found.positions and (place := next((one for one in where if one[:1] not in "<"), "")):
+        found = _amid(found, f"A traceback shows a process in {place}.")
+    found = _during_phase(found, _without_title(whole))
+    began = as_it_began(output) if found.positions else ""
+    found = _amid(found, began) if began else found
     found = _once_finished(found, whole, _why_mixed(output) if cause is _mixed else "")
     events = said_in(output)
     failed = {event.rank for event in events if event.rank is not None} - set(found.ranks)
@@ -115,7 +129,10 @@ def _without_title(output: JobOutput) -> JobOutput:
     first = [e for e in said_in(output) if e.line == 1]
     titles = [e for e in first if e.file in apart or words().search("title", e.text)]
     own = replace(output, events=tuple(e for e in output.events if e not in titles))
+    later = {e.name: e.fields.keys() for e in said_in(own) if e.line > 1}
+    again = [e for e in titles if e.name in later and e.fields.keys() <= later[e.name]]
     is_told = "store" in {e.yields for e in titles} & {e.yields for e in own.events}
+    is_told = is_told or any(e.file in apart for e in again)
     return own if is_told or (titles and any(cause(own) for cause in _ROOTS)) else output
 
 
@@ -259,9 +276,10 @@ def _elsewhere(found: EndingResult, output: JobOutput) -> EndingResult:
 
 
 def _while_preparing(found: EndingResult, output: JobOutput) -> EndingResult:
-    """A wait during which another process prepared the data set, or evaluated."""
-    event = next(iter(_of(output, "preparing")[::-1]), None)
-    if event is None or found.state != STUCK or found.ranks or not _prepares(event):
+    """A wait, or an end without a message, while another process prepared data or evaluated."""
+    bars = (e for e in reversed(_of(output, "preparing")) if e.fields.get("took") != "00:00")
+    is_open = found.state == STUCK or re.search("before its message|cannot be read", found.verdict)
+    if (event := next(bars, None)) is None or not is_open or found.ranks or not _prepares(event):
         return found
     text = f"Meanwhile a process was still at work: {_prepares(event)}."
     return _amid(found, text, *words().steps["preparing"])
@@ -310,21 +328,15 @@ def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
     if last.yields != "phase":
         if first.line - last.line > _JUST_BEFORE:
             return found
-        told = f"Before that, the training had ended (line {last.line:,}): most often, not every "
-        told += "rank enters what follows, such as a save, a test, a barrier or the end of a group."
+        told = words().says("training ended", line=last.line)
         return _amid(found, told, *words().steps["training ended"])
-    why = f"“{last.fields['phase']}” (line {last.line:,}): perhaps one rank takes longer for it "
-    why += "than the timeout, and the watchdog ends a job that is only slow."
+    why = words().says("phase", phase=last.fields["phase"], line=last.line)
     if first.line - last.line <= _JUST_BEFORE:
+        told = f"Before that, the log names {why}"
         if found.cause in ("mismatch", "behind"):
-            return _amid(
-                found,
-                f"Before that, the log names {why.partition(':')[0]}.",
-                *words().steps["phase of some"],
-            )
+            return _amid(found, f"{told.partition(':')[0]}.", *words().steps["phase of some"])
         builds = (_told(e)[1] for e in _of(output, "stage") if last.line in (e.line, e.again))
-        steps = next(builds, words().steps["phase"])
-        return _amid(found, f"Before that, the log names {why}", *steps)
+        return _amid(found, told, *next(builds, words().steps["phase"]))
     also = f"The last phase that the log names before is {why}"
     return replace(found, alternatives=(*found.alternatives, also))
 
@@ -908,16 +920,16 @@ def _mismatch(output: JobOutput) -> EndingResult | None:
         text = ", ".join(f"rank {e.rank} {_launch(e)}" for e in events[:4])
         return _stuck("mismatch", f"ranks launched different collectives: {text}", event)
     one, other = event.rank or 0, int(fields["other"])
+    both = {"one": one, "other": other, "mine": _launch(event), "theirs": _launch(event, "other_")}
     if number is not None and last not in (None, number):
-        text = f"rank {one} is in collective {number} ({_launch(event)}), rank {other} in "
-        text += f"collective {last} ({_launch(event, 'other_')}): one runs more than the other"
+        text = words().says("other number", number=number, last=last, **both)
         late = one if number < (last or 0) else other
         return _stuck("mismatch", text, event, ranks=(late,))
     is_one_kind = fields.get("op") == fields.get("other_op") and "shape" in fields
     what = f"{operation_kind(fields.get('op', ''))} of different sizes as"
     what = what if is_one_kind else "different collectives"
-    text = f"ranks launched {what}{numbered and f' number{numbered}'}: rank {one} "
-    text += f"{_launch(event)}, rank {other} {_launch(event, 'other_')}"
+    what += numbered and f" number{numbered}"
+    text = words().says("other operation", what=what, **both)
     return _stuck("mismatch", text, event, ranks=(one, other))
 
 
@@ -956,7 +968,7 @@ def _missing(output: JobOutput) -> EndingResult | None:
             for name, ranks in [*same.items()][:4]
         )
         return _stuck("mismatch", f"ranks submitted different tensors: {lacks}", event)
-    what = f"never launched {next(iter(absent.values()))[0]}"
+    what = f"never launched {next(iter(absent.values()))[0][-48:].rpartition('/then/')[2]}"
     if "seq" in fields:
         what = f"never launched {_launch(event)} {fields['seq']}"
     elif "Barrier" in event.text:
@@ -979,7 +991,7 @@ def _is_past(event: OutputEvent, output: JobOutput) -> bool:
 def _absent(event: OutputEvent) -> dict[int, list[str]]:
     """The ranks that a line calls missing, each with what it did not submit."""
     lines = re.findall(
-        r"(\d{1,7})!?: \[([^]\n]{1,3000}?)(?: \.{3})?\]", event.fields.get("stalled", "")
+        r"(\d{1,7})!?: \[([^]\n]{1,3000}?)(?: \.{3})?(?:\]|$)", event.fields.get("stalled", "")
     )
     what = [event.fields.get("tensor", "any collective")]
     return {int(n): names.split(", ") for n, names in lines} or dict.fromkeys(event.ranks(), what)
@@ -1011,8 +1023,7 @@ def _reached(output: JobOutput) -> EndingResult | None:
     """Ranks that waited in a monitored barrier for the rank that leads it."""
     events = _of(output, "reached")
     leader = int(events[0].fields["other"])
-    text = f"{name_ranks(e.rank or 0 for e in events)} waited in a monitored barrier for rank "
-    text += f"{leader}, which came too late, ended, or waited for a rank that its log names"
+    text = words().says("leader", who=name_ranks(e.rank or 0 for e in events), leader=leader)
     steps = (step.format(leader=leader) for step in words().steps["monitored barrier"])
     return replace(_stuck("behind", text, events[0], *steps), suspects=(leader,))
 
@@ -1077,8 +1088,7 @@ def _store(output: JobOutput) -> EndingResult | None:
         what = words().store[known].format_map({**fields, "who": who, "address": address})
     steps = words().steps["store"]
     if sender is not None:
-        why = ", and get its stack (py-spy dump): it did not come to the first collective of this "
-        why += "group, or of these two ranks"
+        why = words().said["identifier"]
         why = ": the process that serves the store ended before" if "lost" in fields else why
         steps = (f"Read the log of {whom}{why}.", steps[0])
     elif event.number("expected") is not None and (event.number("joined") or 0) > size:
@@ -1095,8 +1105,7 @@ def _store(output: JobOutput) -> EndingResult | None:
 
 def _unreachable(output: JobOutput) -> EndingResult | None:
     """An address that a process could not reach before others timed out, perhaps because of it."""
-    events = _of(output, "store", "timeout", "position", "missing", "mismatch")
-    first = next(iter(events), None)
+    first = next(iter(_of(output, "store", "timeout", "position", "missing", "mismatch")), None)
     return _store(output) if first is not None and "address" in first.fields else None
 
 
@@ -1192,7 +1201,11 @@ def _frozen(output: JobOutput) -> EndingResult | None:
             whom += f" (HCCL reports that {fields['device']} is stuck)"
         group = fields.get("group", "")
         whom += f" of {group}" if "remote" in fields and group else ""
-        where = f" in {operation_kind(fields['tag'])}" if "tag" in fields else ""
+        raised = _of(output, "cut", "exception", "frames")
+        where = collective_in(stacks_of(replace(output, stacks=_stacks_of(raised))))
+        where = f" in {operation_kind(fields['tag'])}" if "tag" in fields else where
+        named = {e.rank for e in raised if e.rank is not None}
+        who = name_ranks(named) if len(named) == 1 and not ranks else who
         unnamed = "" if "remote" in fields or event.name != "gloo-timeout" else _UNNAMED
         took = f"for {format_duration(limit * 1_000_000)} " if limit else ""
         return _stuck(
@@ -1205,17 +1218,11 @@ def _frozen(output: JobOutput) -> EndingResult | None:
     seconds = max((event.number("seconds") or 0 for event in events), default=0)
     happened = f"made no progress for {seconds} s" if seconds else "timed out"
     suspects, behind = _with_fewest_pending(events)
-    return replace(
-        _stuck(
-            "frozen",
-            f"the {dogs} of {who} {happened}{where}, and {whose} lines name no "
-            f"{'rank' if kinds else 'collective'}{behind}",
-            events[0],
-            "Get the Python stacks of all ranks: py-spy dump --pid PID.",
-            ranks=ranks if len(ranks) == 1 else (),
-        ),
-        suspects=suspects,
-    )
+    text = f"the {dogs} of {who} {happened}{where}, and {whose} lines name no "
+    text += f"{'rank' if kinds else 'collective'}{behind}"
+    steps = words().steps["waited"][1:]
+    found = _stuck("frozen", text, events[0], *steps, ranks=ranks if len(ranks) == 1 else ())
+    return replace(found, suspects=suspects)
 
 
 def _only_ended(output: JobOutput) -> str:
@@ -1233,11 +1240,9 @@ def _with_fewest_pending(events: Iterable[OutputEvent]) -> tuple[tuple[int, ...]
     suspects = tuple(sorted(rank for rank, count in counts.items() if count == least))
     if least == most or 2 * len(suspects) > len(counts):
         return (), ""
-    has = "have" if len(suspects) > 1 else "has"
-    return suspects, (
-        f". {capitalized(name_ranks(suspects))} {has} {least:,} collectives pending, others up to "
-        f"{most:,}: look at {name_ranks(suspects)} first"
-    )
+    them, has = name_ranks(suspects), "have" if len(suspects) > 1 else "has"
+    who = f"{capitalized(them)} {has}"
+    return suspects, words().says("fewest pending", who=who, least=least, most=most, them=them)
 
 
 def _died(output: JobOutput) -> EndingResult | None:
@@ -1346,8 +1351,7 @@ def _cut(output: JobOutput, kind: str = "cut") -> EndingResult | None:
     where = f", in {place}" if place else ""
     warning = _warning_near(event, output, _BETWEEN_RUNS)
     if warning is not None and "bare" not in event.fields:
-        told = f"{_subject(event)} failed, most likely after NCCL's warning “{_warned(warning)}”. "
-        told += "The text ends before the message of the exception"
+        told = words().says("warned", who=_subject(event), warned=_warned(warning))
     return _made(
         "exception",
         f"{told}{where}.",
@@ -1472,9 +1476,8 @@ def _joining(output: JobOutput) -> EndingResult | None:
     if nodes:
         least = max((e.number("nodes") or 0 for e in events), default=0)
         count = f"{len(nodes):,} of {'at least ' if least else ''}{least or 'the'} hosts"
-        text = f"the text ends before all hosts joined. {count} ({', '.join(sorted(nodes)[:4])}) "
-        text += f"{'wait' if len(nodes) > 1 else 'waits'} for the rendezvous: the others did not "
-        return _undecided("joining", f"{text}come to it, or came to another", "join")
+        who = f"{count} ({', '.join(sorted(nodes)[:4])}) {'wait' if len(nodes) > 1 else 'waits'}"
+        return _undecided("joining", words().says("hosts", who=who), "join")
     ended = {e.number("complete") for e in events}
     keys = {n for e in events if (n := e.number("key")) is not None} - ended
     events = [e for e in events if e.number("key") in (None, max(keys, default=None))]
@@ -1488,13 +1491,11 @@ def _joining(output: JobOutput) -> EndingResult | None:
         if not size or not _is_at_end(last, output, STAGE_LINES):
             return None
         did, library = "joined" if is_done else "began to join", _backend(output)
-        text = f"all {size:,} ranks {did} the process group, and the text ends there. The set-up "
-        text += f"of {library} and the first collective come next"
+        text = words().says("all joined", size=size, did=did, library=library)
         return _undecided("joining", text, f"{library} is ready")
     who = f"{capitalized(name_ranks(begun))} of {size:,} {'wait' if len(begun) > 1 else 'waits'}"
     others = name_ranks({*range(min(size, _MAX_NAMED))} - begun)
-    text = f"the text ends before all joined the process group. {who} for it, and {others} printed "
-    return _undecided("joining", f"{text}nothing about it", "join")
+    return _undecided("joining", words().says("some joined", who=who, others=others), "join")
 
 
 def _crossed(output: JobOutput) -> EndingResult | None:
@@ -1528,17 +1529,15 @@ def _backend(output: JobOutput) -> str:
     """The library of the job's collectives, if its lines name it, such as ``NCCL``."""
     told = {name for e in _of(output, "backend") for name in e.fields}
     texts = (e.text for e in output.events if e.yields not in ("joining", "complaint", "backend"))
-    return next(
-        iter(sorted(told)), "NCCL" if any("NCCL" in t for t in texts) else "the collective library"
-    )
+    default = "NCCL" if any("NCCL" in text for text in texts) else "the collective library"
+    return min(told, default=default)
 
 
 def _complained(output: JobOutput) -> EndingResult | None:
     """A text that says itself that the job stands still, and shows nothing else."""
     why = next((e.fields["why"] for e in _of(output, "complaint") if "why" in e.fields), "")
     if why:
-        text = f"the job is said to stand still because “{why}”. The text holds no time-out, end or"
-        text += f" stack that shows it{_last_error(output)}"
+        text = words().says("because", why=why, error=_last_error(output))
         said = _undecided("complaint", text, "complaint")
         steps = words().steps["uneven"] if words().search("uneven", why) else ()
         return replace(said, next_steps=(*steps, *said.next_steps))
@@ -1548,7 +1547,7 @@ def _complained(output: JobOutput) -> EndingResult | None:
     if re.search(r"NCCL INFO Channel \d", shown):
         text = "the text ends while NCCL sets up: its last lines connect channels"
         return _undecided("set-up", text, "set-up")
-    at = class_of("complaint", "\n".join(e.text for e in _of(output, "complaint")))
+    at = class_of("complaint", said_by(output))
     unknown = ". The text shows no reason" if at else ", but the text shows no reason"
     found = "" if shown.startswith(_FIRST_TROUBLE) else unknown
     lacks = "It holds no time-out, end or Python stack"
@@ -1601,15 +1600,15 @@ def _calls(output: JobOutput) -> EndingResult | None:
             kinds.setdefault(_launch(event), []).append(rank)
         if is_whole and not late and len(kinds) > 1:
             told = (f"{name_ranks(ranks)} {kind}" for kind, ranks in kinds.items())
-            text = f"ranks launched different collectives as number {highest:,}: "
-            text += "; ".join([*told][:4])
+            what = "; ".join([*told][:4])
+            text = f"ranks launched different collectives as number {highest:,}: {what}"
             return _stuck("mismatch", text, next(e for _, e in last.values()))
         if not is_whole or not late or 2 * len(late) > len(last):
             continue
         at, event = min(late.values(), key=lambda one: one[0])
         ahead = next(e for number, e in last.values() if number == highest)
-        text = f"{name_ranks(late)} launched nothing after number {at:,} ({_launch(event)}), and "
-        text += f"the others launched number {highest:,} ({_launch(ahead)})"
+        last_calls = {"at": at, "what": _launch(event), "highest": highest, "ahead": _launch(ahead)}
+        text = words().says("calls", who=name_ranks(late), **last_calls)
         why = "If the text was cut while the job ran, ranks may differ by a few calls."
         return replace(_stuck("behind", text, event, ranks=late), alternatives=(why,))
     return None
