@@ -229,7 +229,8 @@ class Reader:
         rank = _subject(fields, writer)
         writer = rank if fields.get("group") == DEFAULT_GROUPS[0] else writer
         key = (row.name, rank, *sorted(fields.items()))
-        key = (*key, number) if row.yields in _KINDS["each"] else key
+        is_title = number == 1 and data.startswith(b"\n\n", end)
+        key = (*key, number) if row.yields in _KINDS["each"] or is_title else key
         if row.yields in _KINDS["latest"]:
             key = (row.name, fields.get("comm"), fields.get("process"), fields.get("own"))
         if key in self.events:

@@ -128,8 +128,6 @@ def _without_title(output: JobOutput) -> JobOutput:
     apart = {file for file, lines in output.ends.items() if lines[1:2] == ("",)}
     first = [e for e in said_in(output) if e.line == 1]
     titles = [e for e in first if e.file in apart or words().search("title", e.text)]
-    events = (replace(e, line=e.again) if e.again and e in titles else e for e in output.events)
-    output = replace(output, events=tuple(events))  # what the output repeats counts there
     own = replace(output, events=tuple(e for e in output.events if e not in titles))
     later = {e.name: e.fields.keys() for e in said_in(own) if e.line > 1}
     again = [e for e in titles if e.name in later and e.fields.keys() <= later[e.name]]
@@ -418,7 +416,7 @@ def _host_memory(output: JobOutput) -> EndingResult | None:
     killed = [e for e in _of(output, "exit") if e.fields.get("what") == "Out Of Memory"]
     if not (events or killed):
         return None
-    event = (events or killed)[0]
+    event = next((e for e in events if "host" in e.fields), (events or killed)[0])
     ended = (e for e in _exits(output) if _signal(e) == "SIGKILL")
     blamed = next(iter(killed), next(ended, event))
     rss = event.number("rss_kb")
