@@ -277,7 +277,8 @@ def _times(source: str, ranks: Mapping[int, _Rank]) -> tuple[_Times, list[str]]:
     usual = max((shape for shape in shapes.values() if shape), default=0)
     whole = [step for step in common if usual and shapes[step] == usual]
     if not whole:
-        _refuse_ranks(source, f"{len(common)} in all {len(ranks)} files, none of them complete")
+        count = f"{len(common)} iterations shared by all {len(ranks)} files"
+        _refuse_ranks(source, f"{count}, none of them complete")
     every = set().union(*(set(rank) for rank in ranks.values()))
     notes = []
     if len(every) > len(whole):
