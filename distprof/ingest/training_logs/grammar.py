@@ -54,7 +54,7 @@ NOTES: Mapping[str, str] = table_beside(__package__, "notes.toml")
 """What readers must know about times, by name; numbers are filled in."""
 
 _STAMP = re.compile(
-    rb"(?:(\d{4})[-/])?(\d\d)(?:[-/]|(?<=\b[IWEF]\d\d))(\d\d)"
+    rb"(?:(\d{4})[-/])?(\d\d)(?:[-/]|(?<=\b[IWEF]\d\d))(\d\d)(?:/20\d\d)?"
     rb"[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(?: ([AP])M)?"
 )
 
@@ -212,8 +212,8 @@ IMPOSSIBLE = 1.5
 _TINY = 0.05
 """Share of the peak below which batches or waits matter more than kernels."""
 
-RUN, AGAIN = "Run number ", "Iteration numbers start again"
-"""Beginnings of notes on several runs in a text."""
+TYPED, RUN, AGAIN = "timed phases", "Run number ", "Iteration numbers start again"
+"""Beginning of the name of a log that someone typed, and of notes on several runs in a text."""
 
 
 USE = "Use of the GPU: "
@@ -342,7 +342,7 @@ def _timed_by_stamps(rows: list[Row], notes: list[str]) -> list[Row]:
 def _spans(rows: Sequence[Row]) -> Int64Array:
     """Iterations that each report is the mean of: as printed, else from iteration numbers."""
     number = _ints(row.iteration for row in rows)
-    steps = np.diff(number, prepend=number[:1])
+    steps = np.diff(number, prepend=number[:1]) * (np.roll(number, 1) != ABSENT)
     usual = int(np.median(steps[steps > 0])) if (steps > 0).any() else 1
     by_numbers = np.where((steps > 0) & (number != ABSENT), steps, usual)
     printed = _ints(row.span for row in rows)

@@ -27,6 +27,7 @@ from distprof.ingest.output.read import prefix_rank
 from distprof.ingest.training_logs.grammar import (
     MAX_COUNT,
     NOTES,
+    TYPED,
     Grammar,
     Row,
     byte_patterns,
@@ -69,7 +70,7 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _OF_EPOCHS = re.compile(r"(?i)\bepoch (?:\d{1,6} )?(?:took|times?\b|takes)|\b(?:per|each) epoch\b")
-_WORK = {"", "computation", "forward", "backward", "optimizer", "generation"}
+_WORK = {"", "computation", "forward", "backward", "optimizer", "generation", "sampling"}
 _COLUMN = r"[a-z_]{2,30}(?:\([a-z]{1,3}\))?"
 _COLUMNS = re.compile(rf"(?m)^[^\S\n]*({_COLUMN}(?:[^\S\n]+{_COLUMN}){{2,30}})$")
 
@@ -86,7 +87,7 @@ def _phases(text: bytes) -> Iterator[tuple[str, float, bool]]:
 class PhasesGrammar(Grammar):
     """Phases of an iteration and their times, as people type them; tried last of all."""
 
-    name: str = "timed phases"
+    name: str = TYPED
     _found: list[tuple[str, float, bool]] = msgspec.field(default_factory=list)
 
     def take(self, block: bytes) -> None:
@@ -108,10 +109,11 @@ class PhasesGrammar(Grammar):
                 iterations.append({})
             iterations[-1][name] = time
         most = max(map(len, iterations))
-        units = {has_unit for *_, has_unit in self._found}
-        if most < 2 or len(units) > 1 or not _WORK & iterations[0].keys():
+        units = {(name == "", has_unit) for name, _, has_unit in self._found}
+        is_mixed = len(units) > len(dict(units))  # the whole alone may name its unit
+        if most < 2 or is_mixed or not _WORK & iterations[0].keys():
             return
-        if not self._found[0][2]:
+        if not any(has_unit for *_, has_unit in self._found):
             self.notes.append(NOTES["no_unit"])
         is_known = True
         for phases in (one for one in iterations if len(one) == most):
@@ -148,7 +150,7 @@ class NamedNumbersGrammar(Grammar):
     def finish(self) -> None:
         """Decide on units, and whether these are the reports of a training program."""
         found = _of_the_usual_kind(self._found)
-        if len(found) < FEWEST:
+        if len(found) < 2:
             return
         factor = self._factor(found) / _steps_of_a_time(found)
         span = round(median(b.number - a.number for a, b in pairwise(found)))
@@ -179,11 +181,11 @@ class NamedNumbersGrammar(Grammar):
 
 def _read(text: bytes) -> _Report | None:
     line = text.lower()
-    step = _PATTERNS["step"].search(line)
-    if step is None or int(step[1]) >= MAX_COUNT:
+    step = _PATTERNS["step"].search(line) or _PATTERNS["place"].search(line)
+    if step is None or (number := int(step[1])) >= MAX_COUNT:
         return None
     has_time = _PATTERNS["has_time"].search(line)
-    has_rate = b"/" in line or b"per" in line
+    has_rate = b"/" in line or b"per" in line or b"ps" in line
     per_step = _PATTERNS["per_step"].search(line) if has_rate else None
     named = per_step or (_PATTERNS["time"].search(line) if has_time else None)
     unnamed = () if named else tuple(islice(_PATTERNS["unnamed"].finditer(line), 2))
@@ -191,12 +193,12 @@ def _read(text: bytes) -> _Report | None:
     has_phases = _PATTERNS["has_phases"].search(line)
     phases = {name: time for name, time, _ in _phases(line) if name} if has_phases else {}
     rates: dict[str, Any] = _rates(line) if has_rate else {}
-    loss = _PATTERNS["loss"].search(line) if b"loss" in line else None
+    loss = _PATTERNS["loss"].search(line) if b"loss" in line or b"objf" in line else None
     stamp = stamp_s(text[:200])
-    if time is None and not rates and (loss is None or stamp is None):
+    if time is None and not rates and (stamp is None or not (loss or phases)):
         return None
     rank = prefix_rank(text[:200].decode("utf-8", "replace"))
-    number, of_loss = int(step[1]), to_float(loss["value"]) if loss else None
+    of_loss = to_float(loss["value"]) if loss else None
     return _Report(
         rate=rates.pop("rate", None),
         row=Row(number, loss=of_loss, rank=rank, at_s=stamp)._replace(**rates),
@@ -226,8 +228,8 @@ def _rates(line: bytes) -> dict[str, float]:
             value = to_float(match["value"].rstrip(b".,"))
             if value is None or value <= 0:
                 continue
-            what = match["what"]
-            if what.startswith(b"tok"):
+            what = match["what"] or match["short"]
+            if what.startswith((b"tok", b"tps", b"wps")):
                 name = "tokens_per_s_per_device" if match["each"] else "tokens_per_s"
             elif match["each"]:
                 continue
@@ -249,11 +251,15 @@ def _of_the_usual_kind(found: list[_Report]) -> list[_Report]:
         return []
     usual = ranks.most_common(1)[0][0]
     mine = [one for one in found if one.row.rank == usual]
+    if len({one.number for one in mine}) < FEWEST:
+        return []
     if any(one.time is not None or one.rate is not None for one in mine):
         mine = [one for one in mine if one.time is not None or one.rate is not None]
     mine = mine[:1] + [one for before, one in pairwise(mine) if one.number != before.number]
-    rises = sum(b.number > a.number for a, b in pairwise(mine))
-    return mine if rises >= 0.8 * (len(mine) - 1) else []
+    pairs = [*pairwise(mine)]
+    rises = sum(b.number > a.number for a, b in pairs)
+    starts = sum(b.number == mine[0].number for _, b in pairs)
+    return mine if rises + min(starts, rises / 2) >= 0.8 * len(pairs) else []
 
 
 def _steps_of_a_time(found: list[_Report]) -> int:

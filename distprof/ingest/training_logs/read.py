@@ -21,6 +21,7 @@ from distprof.ingest.training_logs.grammar import (
     AGAIN,
     NOTES,
     RUN,
+    TYPED,
     USE,
     Grammar,
     best_of,
@@ -46,8 +47,8 @@ _TOGETHER = ("Megatron-LM", "DeepSpeed")
 _PATTERNS = byte_patterns("runs.toml")
 """A log that is pasted below what someone says of it."""
 
-_ALIKE = 1.5
-"""Ratio up to which phases are those of the iterations of a bar, whose mean has slow first ones."""
+_ALIKE, _LIKELY = 1.5, 3
+"""Ratio up to which phases, or the lines between, are of a bar, whose mean has slow first ones."""
 
 _APART, _NAMED_APART = 1.2, 1.1
 """Ratio from which two runs differ, and from which those that a text names do."""
@@ -163,37 +164,41 @@ def _with_words(log: TrainingLog, start: bytes) -> TrainingLog:
 
 
 def _with_phases(chosen: Grammar | None, start: bytes) -> Grammar | None:
-    """Phases of an iteration that someone typed next to a bar, instead of the bar."""
+    """What someone typed or printed next to a bar, instead of the bar: phases, or iterations."""
     if not isinstance(chosen, BarGrammar) or len(start) == _SMALL:
         return chosen
-    phases = PhasesGrammar()
-    phases.take(start)
-    phases.finish()
-    times = [[row.duration_ns for row in one.rows if row.duration_ns] for one in (phases, chosen)]
-    if not all(times):
-        return chosen
-    share = median(times[0]) / times[1][-1]
-    return phases if 1 / _ALIKE < share < _ALIKE else chosen
+    shown = [row.duration_ns for row in chosen.rows if row.duration_ns]
+    for other, ratio in ((PhasesGrammar(), _ALIKE), (NamedNumbersGrammar(), _LIKELY)):
+        other.take(_PATTERNS["line_of_a_bar"].sub(b"", start))
+        other.finish()
+        times = [row.duration_ns for row in other.rows if row.duration_ns]
+        is_better = isinstance(other, PhasesGrammar) or len(times) > len(shown) + 1
+        if shown and times and is_better and 1 / ratio < median(times) / shown[-1] < ratio:
+            return other
+    return chosen
 
 
 def _runs(source: str, text: bytes) -> Iterator[tuple[str, TrainingLog]]:
     """Name and log of each run that is pasted below its name."""
+    title = ""  # The first one since the last run: that of a part of it comes below.
     for block in _PATTERNS["block"].finditer(text):
         candidates = Candidates()
         candidates.take(block["fenced"] or block["below"] or b"")
         found = candidates.finished()
         chosen = best_of(found) or _of_unknown([block["fenced"] or block["below"] or b""])
-        is_run = chosen.rows and not isinstance(chosen, PhasesGrammar)
-        log = to_log(chosen, found, (source,), text.count(b"\n")) if is_run else None
+        log = to_log(chosen, found, (source,), text.count(b"\n")) if chosen.rows else None
+        said = (block["name"] or block["title"]).decode("utf-8", "replace").replace("`", "")
+        own = re.split(r"[.?!] ", said)[-1].strip("#*>-:： \r")
+        title = title if title and isinstance(chosen, PhasesGrammar) else own
         if log is not None and (log.median_step_ns or np.isfinite(log.samples_per_s).any()):
-            said = (block["name"] or block["title"]).decode("utf-8", "replace").replace("`", "")
-            said = re.split(r"[.?!] ", said)[-1].strip("#*>-:： \r")
-            yield shorten(said, _MAX_NAME), log
+            yield shorten(title, _MAX_NAME), log
+            title = ""
 
 
 def _slowest_run(source: str, start: bytes) -> TrainingLog | None:
     """The slowest of several runs in a text; None unless their times differ."""
     runs = [*_runs(source, start)]
+    runs = [run for run in runs if not run[1].origin.startswith(TYPED)] or runs
     what, times = _times([log for _, log in runs])
     if len(runs) < 2 or not all(times):
         return None

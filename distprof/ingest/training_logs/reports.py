@@ -84,7 +84,7 @@ class Wording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     worth: int = 2  # Of several kinds of reports of a program, those that are worth most are used.
     breaks: bool = False  # Whether the time until the next report is not that of its iterations.
     is_of_slowest: bool = False  # Whether each timer shows the slowest rank in that timer.
-    note: str = ""  # What a reader must know about the times.
+    note: str = ""  # What a reader must know about the times, or about those of `means`.
     note_of_whole: str = ""  # The same if `whole` makes the reports.
 
 
@@ -194,11 +194,8 @@ class ReportGrammar(Grammar):
         if 0 < self._paused_s < values.get("whole_s", 0.0) and "per_s" in values:
             share = self._paused_s / values["whole_s"]
             values["per_s"] /= 1 - share
-            self.notes += (
-                [NOTES["evaluation"].format(format_ratio(share))]
-                if share >= LEAST_EVALUATION
-                else []
-            )
+            if share >= LEAST_EVALUATION:
+                self.notes.append(NOTES["evaluation"].format(format_ratio(share)))
         last = self.rows[-1] if self.rows else None
         means: dict[str, float] = {}
         if wording.means:
@@ -229,7 +226,7 @@ class ReportGrammar(Grammar):
         is_again = last and number is not None and (last.iteration, last.rank) == (number, rank)
         if self.rows and is_again:
             return  # a progress bar repeats its last report
-        if wording.note and wording.note not in self.notes:
+        if wording.note and bool(wording.means) == bool(means) and wording.note not in self.notes:
             self.notes.append(wording.note)
         self._is_rate_alone = ns is None and self._is_rate_alone is None
         self.add(Row._make((number, ns, span, *map(values.get, RATES), rank, stamp)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from functools import lru_cache
+from itertools import pairwise
 from statistics import median
 
 import msgspec
@@ -46,6 +47,7 @@ _FEWEST_STEPS = 10
 
 _DIGITS, _ALIKE = 5, 1.5  # Least ratio of times to their errors, and most of two that are alike.
 _FEWEST_SPANS, _CHANGED = 3, 1.25  # Spans, and ratio of the time before them from which it is told.
+_FEWEST_RISING_SECONDS, _RISEN = 5, 1.3  # Of a span, and ratio of each to the one before it.
 _SLOW_START = 2  # Ratio of the first steps to later ones from which they are a warm-up.
 
 _FAR_LONGER = 10
@@ -68,6 +70,7 @@ class _Bar(msgspec.Struct):
     # As printed: step, whole seconds, seconds per step, and half of its last digit.
     rates: list[tuple[int, int, float, float]] = msgspec.field(default_factory=list)
     rows: list[Row] = msgspec.field(default_factory=list)
+    seen: list[tuple[int, int]] = msgspec.field(default_factory=list)  # First steps and seconds.
 
 
 class BarGrammar(Grammar):
@@ -104,6 +107,7 @@ class BarGrammar(Grammar):
             else:
                 self._follow(bar, int(step), second)
             bar.most_seconds = max(bar.most_seconds, second)
+            bar.seen += [(int(step), second)] * (len(bar.seen) < _MAX_RATES)
             bar.is_of_epochs |= is_of_epochs
             is_of_training |= bool(_PATTERNS["shows_loss"].match(block, match.start()))
             bar.is_of_training |= is_of_training
@@ -117,8 +121,7 @@ class BarGrammar(Grammar):
         if step < bar.step or second < bar.last_second:  # again, so that what passed stays
             bar.first_step += step - bar.last_step
             bar.first_second += second - bar.last_second
-            bar.step, bar.second, bar.last_step, bar.last_second = step, second, step, second
-            return
+            bar.step, bar.second = step, second
         bar.last_step, bar.last_second = step, second
         span, passed = step - bar.step, second - bar.second
         if span > 0 and passed >= _MIN_SECONDS:
@@ -146,6 +149,7 @@ class BarGrammar(Grammar):
             is_late = longest.first_step >= _MIN_STEPS and len(longest.rows) < _FEWEST_SPANS
             self.rows = (not is_late and longest.rows) or _whole(longest) or _printed(longest)
             self.rows = self.rows or _whole(longest, 2) or _since_start(longest)
+            self.rows = (len(self.rows) < _FEWEST_SPANS and _rising(longest)) or self.rows
             self._add_start(longest)
             self._tell_which(bars.values())
             evaluations = [b for (n, _), b in named.items() if _PATTERNS["of_evaluation"].search(n)]
@@ -224,7 +228,8 @@ def _whole(bar: _Bar, least: int = _MIN_SPAN) -> list[Row]:
 def _printed(bar: _Bar) -> list[Row]:
     """The rate that the bar shows, where it does not show enough of the time."""
     rates = [each for step, _, each, _ in bar.rates if step >= _FEWEST_STEPS]
-    ns = s_to_ns(_between(bar) or median(rates)) if rates else None
+    at_ends = len({step for step, *_ in bar.rates}) == 1  # of epochs, the last of which counts
+    ns = s_to_ns(_between(bar) or (rates[-1] if at_ends else median(rates))) if rates else None
     return [Row(iteration=bar.last_step, duration_ns=ns, span=1)] if rates else []
 
 
@@ -242,6 +247,19 @@ def _between(bar: _Bar) -> float | None:
     slopes = passed / np.diff(steps[ends])
     is_steady = slopes.max() < _ALIKE * slopes.min()
     return float(passed.sum() / (steps[-1] - steps[0])) if is_steady else None
+
+
+def _rising(bar: _Bar) -> list[Row]:
+    """Short spans of a bar whose steps take longer and longer, from its start on; else none."""
+    rows, step, second = [], 0, 0
+    for number, now in bar.seen:
+        if number > step and now - second >= _FEWEST_RISING_SECONDS:
+            ns, span = s_to_ns((now - second) / (number - step)), number - step
+            rows.append(Row(iteration=number, duration_ns=ns, span=span))
+            step, second = number, now
+    times = [row.duration_ns or 0 for row in rows]
+    is_rising = all(b > _RISEN * a for a, b in pairwise(times))
+    return rows if is_rising and len(rows) >= _FEWEST_SPANS else []
 
 
 def _since_start(bar: _Bar) -> list[Row]:

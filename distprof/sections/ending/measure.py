@@ -99,7 +99,11 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     return replace(
         found,
         num_followers=len(failed) if found.state == FAILED else 0,
-        why=(*found.why, *timeout_sentences(found.positions), *_followers(failed, found), *earlier),
+        why=(
+            *(_last_bar(output) if found.cause in words().kinds["outside"] else ()),
+            *(*found.why, *timeout_sentences(found.positions), *_followers(failed, found)),
+            *earlier,
+        ),
         next_steps=found.next_steps or tuple(_steps(found)),
         lines=tuple(
             EndingLine(rank=e.rank, file=e.file, line=e.line, about=about_of(e), text=e.text)
@@ -111,15 +115,27 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     )
 
 
+def _last_bar(output: JobOutput) -> Iterator[str]:
+    """How far a job came that was ended, according to the last bar of progress near its end."""
+    lines = next(iter(output.ends.values()), ()) if len(output.ends) == 1 else ()
+    for bar in [b for line in lines for b in re.finditer(words().patterns["bar"], line)][-1:]:
+        of = f" (“{bar['name'].strip()}”)" if bar["name"] else ""
+        yield f"Its last bar of progress is at {int(bar['done']):,} of {int(bar['total']):,}{of}."
+
+
 def _without_title(output: JobOutput) -> JobOutput:
     """What a job printed, without the title of a thread over it, if it shows a cause itself."""
-    told = [e for e in said_in(output) if e.line == 1 and not e.again]
-    later = {e.name: e.fields.keys() for e in said_in(output) if e.line > 1}
-    again = [e for e in told if e.name in later and e.fields.keys() <= later[e.name]]
-    again = [e for e in again if output.ends.get(e.file, ())[1:2] == ("",)]  # apart from the rest
-    titles = [e for e in told if e in again or words().search("title", e.text)]
+    apart = {file for file, lines in output.ends.items() if lines[1:2] == ("",)}
+    first = [e for e in said_in(output) if e.line == 1]
+    titles = [e for e in first if e.file in apart or words().search("title", e.text)]
+    events = (replace(e, line=e.again) if e.again and e in titles else e for e in output.events)
+    output = replace(output, events=tuple(events))  # what the output repeats counts there
     own = replace(output, events=tuple(e for e in output.events if e not in titles))
-    return own if again or (titles and any(cause(own) for cause in _ROOTS)) else output
+    later = {e.name: e.fields.keys() for e in said_in(own) if e.line > 1}
+    again = [e for e in titles if e.name in later and e.fields.keys() <= later[e.name]]
+    is_told = "store" in {e.yields for e in titles} & {e.yields for e in own.events}
+    is_told = is_told or any(e.file in apart for e in again)
+    return own if is_told or (titles and any(cause(own) for cause in _ROOTS)) else output
 
 
 _STARTS = ("set-up", "ready", "joining", "stage")
@@ -242,8 +258,7 @@ def _elsewhere(found: EndingResult, output: JobOutput) -> EndingResult:
         return found
     stacks = diagnose_stacks(output)
     if stacks is not None and stacks.ranks and found.cause != "stacks":
-        why = (found.verdict, *stacks.why)
-        return replace(stacks, positions=found.positions, why=why)
+        return replace(stacks, positions=found.positions, why=(found.verdict, *stacks.why))
     if stacks is not None and found.cause == "frozen":
         shown = stacks.verdict.partition(": ")[2].partition(". ")[0].rstrip(".")
         return _amid(found, f"A stack shows that {shown}.", *stacks.next_steps[:1])
@@ -477,10 +492,8 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     events = [
         e
         for e in _of(output, *words().kinds["precedence"])
-        if not (
-            is_survived(e) or e.yields in traps or (e.yields == "port" and _is_avoided(e, output))
-        )
-        and e not in following
+        if not (is_survived(e) or e.yields in traps or e in following)
+        and not (e.yields == "port" and _is_avoided(e, output))
         and (e.yields not in _SURVIVABLE or is_own(e))
         and not (e.yields == "error" and _key(e) in foreign)  # the last line of one
     ]
@@ -493,7 +506,9 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
         event = next((e for e in tries if e.yields == "assert" and "assertion" in e.fields), event)
     same = (e.rank for e in events if _key(e) == _key(event))
     ranks = tuple(sorted({rank for rank in same if rank is not None}))
-    near = (_frames(e) for e in tracebacks if _is_near(e, event))
+    if event.line == 1:  # a title: the traceback under it may be cut
+        tracebacks = _of(output, "cut", "frames")
+    near = (_frames(e) for e in tracebacks if event.line == 1 or _is_near(e, event))
     frames = next((one for one in near if not words().search("launching", one)), "")
     place = last_own(frames)
     line, steps = _told(event) if _row(event).says else _WORDS[event.yields](event)
@@ -505,15 +520,15 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
         line = f"{line.rstrip('.')}, and then {after}" if after != line else line
         steps = advice_on("exception", line) or steps
     without = next(iter(_of(output, "cpu")), None)
-    if without is not None and words().search(
-        "about_gpus", f"{line} {_frames(event)[-_MAX_QUOTE:]}"
-    ):
+    text = f"{line} {_frames(event)[-_MAX_QUOTE:]}"
+    if without is not None and words().search("about_gpus", text):
         told, steps = _told(without)
         line = f"{told}: {line}"
     who = capitalized(name_ranks(ranks)) if ranks else "A process"
+    is_first = len(ranks) == 1 and {e.rank for e in said_in(output)} - {None, *ranks}
     return _made(
         event.yields,
-        f"{who} failed{' first' if len(ranks) == 1 else ''}: {line.rstrip('.')}.",
+        f"{who} failed{' first' if is_first else ''}: {line.rstrip('.')}.",
         event,
         *steps,
         why=(f"Its last own call was {place}.",) if place else (),
@@ -538,13 +553,9 @@ _TO_NEXT = 4
 
 def _first_of(events: list[OutputEvent]) -> OutputEvent:
     """The first of some events: by time across files if all have one, else in the first file."""
-    heads: dict[str, OutputEvent] = {}
-    for event in events:
-        if event.file not in heads or event.line < heads[event.file].line:
-            heads[event.file] = event
-    times = [head.at_s for head in heads.values()]
-    if None not in times:
-        return min(heads.values(), key=lambda head: head.at_s or 0.0)
+    heads = {e.file: e for e in sorted(events, key=lambda e: e.line, reverse=True)}
+    if all(head.at_s is not None for head in heads.values()):
+        return min(heads.values(), key=lambda head: (head.at_s or 0.0, events.index(head)))
     return heads[events[0].file]
 
 
@@ -595,8 +606,8 @@ def _is_avoided(event: OutputEvent, output: JobOutput) -> bool:
 
 def _precedence(event: OutputEvent) -> tuple[int, bool]:
     """Of one kind, a line that names something, and is whole, explains more than another."""
-    named = event.fields.get("names") or event.fields.get("message", ":")
-    return words().kinds["precedence"].index(event.yields), named.rstrip().endswith(":")
+    named = (event.fields.get("names") or event.fields.get("message", ":")).rstrip()
+    return words().kinds["precedence"].index(event.yields), named.endswith((":", ": undefined"))
 
 
 def _is_near(one: OutputEvent, other: OutputEvent, most: int = _NEAR_LINES) -> bool:
@@ -693,7 +704,8 @@ def _assert(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
 
 def _by_class(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     """What is said of an error whose line names no more than a port or a signal."""
-    kind = class_of(event.yields, event.fields.get("port") or event.fields.get("signal", ""))
+    text = event.fields.get("port") or event.fields.get("signal", "code" * ("code" in event.fields))
+    kind = class_of(event.yields, text)
     return (kind.says.format_map(event.fields), (kind.text,)) if kind else (event.text, ())
 
 
@@ -722,7 +734,7 @@ def _last_code(event: OutputEvent) -> str:
 
 def _where_to_look(event: OutputEvent) -> str:
     """The code that raised an exception."""
-    *_, last = ("", *re.findall(words().patterns["package"], _frames(event)))
+    *_, last = ("", *filter(None, re.findall(words().patterns["package"], _frames(event))))
     if last and last != "torch":
         return f"{last} raises it: compare its version with what the program requires (pip show)."
     place = last_own(_frames(event))
@@ -768,14 +780,19 @@ def _signal(event: OutputEvent) -> str:
 
 def _exits(output: JobOutput) -> list[OutputEvent]:
     """Ends of processes, those that a launcher calls the first failure before others."""
-    order = ("exit", "local_exit", "job_exit", "died")
+    order = words().kinds["ends"]
     cancelled = {e.file: e.line for e in reversed(_of(output, "cancelled"))}
     whole = {e.file: e.line for e in _of(output, "cancelled") if e.fields.get("what") == "JOB"}
+    ended = ("SIGTERM", "SIGKILL")  # by torchrun, too: the second after 30 s
+    first = min((e.fields["time"] for e in _of(output, "exit") if "time" in e.fields), default="")
+    later = (e for e in _of(output, "exit") if e.fields.get("time", first) > first)
+    swept = {e.fields.get("pid") for e in later if _signal(e) in ended} - {None}
     exits = [
         e
         for e in _of(output, *order)
-        if not (e.line > whole.get(e.file, e.line))
-        and (_signal(e) not in ("SIGTERM", "SIGKILL") or e.line < cancelled.get(e.file, e.line + 1))
+        if e.line <= whole.get(e.file, e.line)
+        and e.fields.get("pid") not in swept
+        and (_signal(e) not in ended or e.line < cancelled.get(e.file, e.line + 1))
     ]
     if all(e.at_s is not None for e in exits):
         exits.sort(key=lambda e: e.at_s or 0.0)
@@ -803,9 +820,14 @@ def _killed(output: JobOutput) -> EndingResult | None:
 
 def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
     """The end of a process by a signal or an exit code."""
-    name, ranks = _signal(event), _listed(event)
-    who = _subject(event)
-    if event.rank is None and ranks:
+    name, ranks, who = _signal(event), _listed(event), _subject(event)
+    told, tables = ("time", "host", "code"), ("elastic-failure", "elastic-event")
+    # torchrun's times are whole seconds: of those in one, none is known to be the first
+    if event.name in tables and ("time" in event.fields or "root" not in event.fields):
+        same = [e for e in _exits(output) if e.name == event.name and e.rank is not None]
+        same = [e for e in same if all(e.fields.get(n) == event.fields.get(n) for n in told)]
+        ranks = tuple(sorted({e.rank or 0 for e in same}))
+    if ranks and (len(ranks) > 1 or event.rank is None):
         who = f"{capitalized(name_ranks(ranks))}{_at(event)}"
     elif event.rank is None and "local" in event.fields:
         who = f"A process with local rank {event.fields['local']}"
@@ -816,31 +838,23 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
     how = f"was not started: {why.rstrip('.`')}" if why else "died"
     how = f"was {fate}" if fate else how
     how = f"exited with code {code}" if code is not None else how
-    how = f"was ended by {name}" if name else how
+    how = f"{'were' if len(ranks) > 1 else 'was'} ended by {name}" if name else how
     meaning = f": {because.rstrip('.')}" if because else "" if why else _reason(output, code)
     steps = advice_on("exit", f"{event.name} code {code} {why}{fate}")
     if name in words().meanings:
         meaning, steps = words().meanings[name], advice_on("signal", name)
+    shown = (class_of("cut", e.name) for e in _of(output, "frames") if name == "SIGABRT")
+    if cause := next((one for one in shown if one and one.says), None):
+        meaning, steps = f"{meaning}: {cause.says}", (cause.text,)
     if log := event.fields.get("log"):
         steps = (f"Read {log}, to which it printed.", *steps)
-    blamed = (event.rank,) if event.rank is not None else ranks
-    tables = ("elastic-failure", "elastic-event")
-    same = [e for e in _exits(output) if e.name == event.name and e.name in tables]
-    # What tells torchrun's failures apart: without it, the text does not say which came first
-    is_one = len({(e.fields.get("time"), e.fields.get("host")) for e in same}) == 1
-    if is_one and not name and "root" not in event.fields:
-        ranks = blamed = tuple(sorted({e.rank for e in same if e.rank is not None}))
-        who = f"{capitalized(name_ranks(blamed))}{_at(event)}"
-    first = len(ranks) < 2
-    others = {e.rank for e in _exits(output) if e.rank is not None} - set(blamed)
+    blamed = ranks if event.rank is None or event.rank in ranks else (event.rank,)
+    ends = _of(output, *words().kinds["ends"])
+    others = {e.rank for e in ends if e.rank is not None} - set(blamed)
+    first = " first" if others and len(ranks) < 2 else ""
     followed = f" {counted(len(others), 'other')} followed." if others else ""
-    return _made(
-        "killed" if name else "exit",
-        f"{who} {how}{' first' if first and others else ''}{meaning}.{followed}",
-        event,
-        *steps,
-        ranks=blamed,
-    )
+    verdict = f"{who} {how}{first}{meaning}.{followed}"
+    return _made("killed" if name else "exit", verdict, event, *steps, ranks=blamed)
 
 
 def _reason(output: JobOutput, code: int | None = None) -> str:
@@ -882,11 +896,13 @@ def _crash(output: JobOutput) -> EndingResult | None:
     stacks = (s for s in output.stacks if s.file == event.file and s.line >= event.line)
     stack = next(stacks, None)
     own = (f"Read the code of {stack.calls[0]}.",) if stack else advice_on(how, "SIGSEGV")
+    only = "" if event.rank is not None else capitalized(_only_ended(output))
     return _made(
         "crash",
-        f"{_subject(event)} crashed: {what[:_MAX_QUOTE]}{library and f' in {library}'}{meaning}.",
+        f"{only or _subject(event)} crashed: {what[:_MAX_QUOTE]}"
+        f"{library and f' in {library}'}{meaning}.",
         event,
-        *(advice_on("crash", library) if library else ()),
+        *advice_on("crash", library or f"what: {what}"),
         *(advice_on("signal", "SIGBUS") if is_bus else ()),
         *own,
         why=(f"Its last own call was {stack.calls[0]}.",) if stack else (),
@@ -1048,6 +1064,7 @@ def _store(output: JobOutput) -> EndingResult | None:
     who = "a process" if event.rank is None else f"rank {event.rank}"
     sender = event.number("sender") if "sender" in fields else event.number("other")
     is_member = event.number("own") not in (None, event.rank)
+    is_later = (event.number("key") or 1) > 1  # a barrier of another than the first process group
     if says:
         what = says
     elif sender is not None:
@@ -1063,7 +1080,7 @@ def _store(output: JobOutput) -> EndingResult | None:
         absent = {*range(min(size, _MAX_NAMED))} - {e.rank for e in events}
         if "joined" in fields and size - int(fields["joined"]) == len(absent):
             what += f": {name_ranks(absent)} did not"
-        if _is_of_later_group(event):
+        if is_later:
             what = what.replace("joined the rendezvous", f"came to process group {fields['key']}")
         if int(fields.get("joined", 0)) > int(fields["expected"]):
             what = words().store["too many"].format_map(fields)
@@ -1078,7 +1095,7 @@ def _store(output: JobOutput) -> EndingResult | None:
         steps = (f"Read the log of {whom}{why}.", steps[0])
     elif event.number("expected") is not None and (event.number("joined") or 0) > size:
         steps = words().steps["too many processes"]
-    elif _is_of_later_group(event):
+    elif is_later:
         steps = words().steps["later group"]
     named = next((e for e in _of(output, "hint") if e.fields.get("name", "\n") in what), None)
     if named is not None:
@@ -1086,11 +1103,6 @@ def _store(output: JobOutput) -> EndingResult | None:
         steps = _told(named)[1]
     found = _stuck("store", what, event, *advice_on("store", what), *steps)
     return found if sender is None or is_member else replace(found, suspects=(sender,))
-
-
-def _is_of_later_group(event: OutputEvent) -> bool:
-    """Whether a store's barrier is not that of the first process group, which all ranks join."""
-    return (event.number("key") or 1) > 1
 
 
 def _unreachable(output: JobOutput) -> EndingResult | None:
@@ -1106,7 +1118,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
     explained = [e for e in events if e.name != "nccl-result"]
     # A plugin that could not start leaves a result, too, and the job continues.
     events = explained or [e for e in events if _is_at_end(e, output)]
-    if not events:
+    dogs = {e.file: e.line for e in reversed(_of(output, "timeout"))}  # they end their process
+    if not events or all(e.yields == "peer" and e.line > dogs.get(e.file, e.line) for e in events):
         return None
     event = events[0]
     if event.yields != "network":  # NCCL names the reason after the error
@@ -1175,8 +1188,9 @@ _UNNAMED = ", and its lines do not name that rank"
 def _frozen(output: JobOutput) -> EndingResult | None:
     events = _of(output, "frozen", "timeout")
     ranks = sorted({event.rank for event in events if event.rank is not None})
-    event = min(events, key=lambda e: ("tag" not in e.fields, e.name == "npu-sync"))
-    who = name_ranks(ranks) if ranks else "a process"
+    least = ("npu-sync", "operations-failed")
+    event = min(events, key=lambda e: ("tag" not in e.fields, e.name in least))
+    who = name_ranks(ranks) if ranks else _only_ended(output) or "a process"
     kinds = {operation_kind(e.fields["op"]) for e in events if "op" in e.fields}
     raised = _of(output, "cut", "exception", "frames")
     called = collective_in(stacks_of(replace(output, stacks=_stacks_of(raised))))
@@ -1213,6 +1227,13 @@ def _frozen(output: JobOutput) -> EndingResult | None:
     return replace(found, suspects=suspects)
 
 
+def _only_ended(output: JobOutput) -> str:
+    """The process that a signal ended, if a launcher names one; else empty."""
+    ended = [e.fields for e in _of(output, "local_exit") if _signal(e) and "pid" in e.fields]
+    text = "the process with local rank {local} (pid {pid})"
+    return text.format_map(ended[0]) if len(ended) == 1 else ""
+
+
 def _with_fewest_pending(events: Iterable[OutputEvent]) -> tuple[tuple[int, ...], str]:
     """The ranks that launched the fewest collectives after the one in which all wait."""
     told = ((e.rank, e.number("pending")) for e in events)
@@ -1229,9 +1250,10 @@ def _with_fewest_pending(events: Iterable[OutputEvent]) -> tuple[tuple[int, ...]
 def _died(output: JobOutput) -> EndingResult | None:
     """A process whose end its scheduler noticed: what others lost then only follows."""
     events = (e for e in _of(output, "died") if not _signal(e))
+    first = ("ray-node", "ray-owner")
     event = min(
         events,
-        key=lambda e: ("fate" not in e.fields, e.name != "ray-node", e.name == "pod-restarts"),
+        key=lambda e: ("fate" not in e.fields, e.name not in first, e.name == "pod-restarts"),
         default=None,
     )
     if event is not None and event.name == "engine-died" and _of(output, "nccl"):
@@ -1241,7 +1263,8 @@ def _died(output: JobOutput) -> EndingResult | None:
 
 def _exited(output: JobOutput) -> EndingResult | None:
     without_code = ("sagemaker-exit", "elastic-event", "no-error-file")
-    exits = (e for e in _exits(output) if _signal(e) or e.number("code") or e.name in without_code)
+    exits = (e for e in _exits(output) if _signal(e) or e.number("code") or e.name in without_code
+             or "root" in e.fields)  # fmt: skip
     event = next(exits, None)
     if event is None:
         return None
@@ -1326,10 +1349,8 @@ def _cut(output: JobOutput, kind: str = "cut") -> EndingResult | None:
     if _of(output, "complaint") and place and not why and "type" not in event.fields:
         says = "the job is said to stand still. A traceback without its message shows it in"
         return _undecided("complaint", f"{says} {place}", "complaint")
-    told, where = (
-        f"{_subject(event)} failed with {kind}{why}, {lacks}",
-        f", in {place}" if place else "",
-    )
+    told = f"{_subject(event)} failed with {kind}{why}, {lacks}"
+    where = f", in {place}" if place else ""
     warning = _warning_near(event, output, _BETWEEN_RUNS)
     if warning is not None and "bare" not in event.fields:
         told = words().says("warned", who=_subject(event), warned=_warned(warning))
@@ -1560,11 +1581,6 @@ _MIN_SAID = 16  # a shorter line, such as a heading, tells nothing
 _FIRST_TROUBLE = "The first trouble that it prints is"
 
 
-def _aside(_: JobOutput) -> EndingResult | None:
-    """What a text shows whose only exception is one that is ignored."""
-    return _undecided("aside", words().alone["aside"], "aside")
-
-
 def _calls(output: JobOutput) -> EndingResult | None:
     """Ranks whose last call of a group is behind that of others, if calls are logged."""
     named = (e for e in _of(output, "setup") if "comm" in e.fields)
@@ -1743,7 +1759,7 @@ def _nan(output: JobOutput) -> EndingResult | None:
     events = [e for e in events if "norm" not in e.fields or e in norms]
     if not events:
         return None
-    event = min(events, key=lambda e: ("norm" in e.fields, e.number("scale") or 0))
+    event = min(events, key=lambda e: ("norm" in e.fields, float(e.fields.get("scale", 0))))
     is_once = len(events) == 1 and not (event.again or _is_at_end(event, output, 1))
     if is_once and _of(output, "complaint"):
         return None
@@ -1758,6 +1774,7 @@ def _nan(output: JobOutput) -> EndingResult | None:
         told, steps = f"The gradient norm was NaN{at} and later", advice_on("nan", "norm")
         return _made("nan", f"{told}.", event, *steps)
     what = "A gradient" if "grad" in event.fields else "The loss"
+    what += "" if event.rank is None else f" of rank {event.rank}"
     return _made("nan", f"{what} became NaN{at}.", event, *advice_on("nan", ""))
 
 
@@ -1801,6 +1818,6 @@ _CAUSES: dict[Callable[[JobOutput], EndingResult | None], tuple[str, ...]] = {
     partial(_cut, kind="frames"): (),
     _complained: ("complaint",),
     _hinted: (),
-    _aside: ("aside",),
+    lambda _: _undecided("aside", words().alone["aside"], "aside"): ("aside",),
 }
 """Causes, each with the kinds of lines without one of which it is not tried."""

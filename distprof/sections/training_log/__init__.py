@@ -61,6 +61,14 @@ class SlowPeriod(Record, frozen=True, kw_only=True):
     excess_ns: int  # Its time beyond the usual duration, averaged over all iterations of the log.
     is_gradual: bool  # Whether iterations get longer little by little, not from one to the next.
 
+    @property
+    def when(self) -> str:
+        """For example ``from iteration 300 to 700``; how many reports, if they have no numbers."""
+        if self.first_iteration is None:
+            return f"for {self.num_reports:,} reports"
+        end = "on" if self.last_iteration is None else f"to {self.last_iteration:,}"
+        return f"from iteration {self.first_iteration:,} {end}"
+
 
 class TrainingLogResult(Result, frozen=True, kw_only=True):
     """Contents of a training program's log."""

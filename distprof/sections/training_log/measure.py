@@ -27,6 +27,9 @@ from distprof.units import format_duration
 SLOW_RATIO = 1.2
 """Ratio to the median of its neighbours above which an iteration is slow."""
 
+UNEVEN = 0.2
+"""Share of its excess from which an iteration is slow, although the next one is shorter."""
+
 NEIGHBOURS = 101
 MAX_SLOWEST = 20
 MAX_KEPT = 512
@@ -136,9 +139,11 @@ def _slow(number: Int64Array, ns: Int64Array, span: Int64Array) -> dict[str, Any
     edges = np.linspace(0, count, num_blocks + 1).astype(np.int64)
     medians = [float(np.median(ns[a:b])) for a, b in pairwise(edges)]
     usual = np.repeat(np.array(medians, np.float64), np.diff(edges))
-    is_slow = ns > SLOW_RATIO * usual
-    first = int(np.argmin(is_slow))
-    is_slow[: first * (first > 1)] = False  # before the training is warm
+    more = np.pad(ns - usual, 1)
+    left = np.abs(more[1:] + more[:-1])  # of each two in a row
+    is_even = np.minimum(left[:-1], left[1:]) < UNEVEN * more[1:-1]
+    is_slow = (ns > SLOW_RATIO * usual) & ~is_even
+    is_slow[: int(np.argmin(is_slow))] = False  # before the training is warm
     excess = float(np.sum((ns - usual)[is_slow])) / len(ns)
     period = _period(number, is_slow)
     is_power = period is not None and period & (period - 1) == 0  # as numbers of micro-batches
@@ -202,14 +207,13 @@ def _slow_span(number: Int64Array, ns: Int64Array, span: Int64Array) -> SlowPeri
     slow, others = ns[inside], ns[~inside]
     if len(others) < BLOCK or _share_above(slow, others) < APART:
         return None
-    median = float(np.median(others))
     # Whether a line fits better than two levels, without the longest reports
     kept = ns <= np.quantile(ns, 0.98)
     time, values = np.flatnonzero(kept), ns[kept].astype(np.float64)
     line = np.polyval(np.polyfit(time, values, 1), time)
     levels = np.where(inside[kept], np.median(ns[inside]), np.median(ns[~inside]))
     is_line = np.sum((values - line) ** 2) < 0.7 * np.sum((values - levels) ** 2)
-    return _slow_period(number, ns, span, inside, median, is_gradual=bool(inside[-1] and is_line))
+    return _slow_period(number, ns, span, inside, others, is_gradual=bool(inside[-1] and is_line))
 
 
 def _slow_period(
@@ -217,12 +221,12 @@ def _slow_period(
     ns: Int64Array,
     span: Int64Array,
     inside: NDArray[np.bool_],
-    usual: float,
+    others: Int64Array,
     *,
     is_gradual: bool,
 ) -> SlowPeriod:
-    """The slow reports, by their mask, next to what is usual."""
-    at = np.flatnonzero(inside)
+    """The slow reports, by their mask, next to the times of what is usual."""
+    at, usual = np.flatnonzero(inside), float(np.median(others))
     return SlowPeriod(
         first_iteration=_printed(number, at[0]),
         last_iteration=None if at[-1] == len(ns) - 1 else _printed(number, at[-1]),
@@ -248,19 +252,14 @@ def _slow_rate(log: TrainingLog) -> SlowPeriod | None:
 
 
 def _among_few(number: Int64Array, ns: Int64Array, span: Int64Array) -> SlowPeriod | None:
-    """The last of few reports, if a wide gap parts them from the others, or if times grow."""
-    third, at, far = len(ns) // 3, 0, 0
-    for k in range(FEWEST_FEW, len(ns) - FEWEST_LAST + 1):
-        before, after = ns[:k], ns[k:]
-        gap = after.min() - before.max()
-        widest = max(np.ptp(before), np.ptp(after), (SLOW_RATIO - 1) * before.max())
-        if len(after) >= FEWEST_FEW and gap > widest:
-            at = k  # at most one: the gap is the widest
-        if not far and after.min() > FAR_LONGER * before.max():
-            far = k
-    at = at or far
-    is_gradual = not at
-    slow, others = (ns[-third:], ns[:third]) if is_gradual else (ns[at:], ns[:at])
+    """The last or first of few reports, if a wide gap parts them from the others, or growth."""
+    third, at, early = len(ns) // 3, _gap(ns), _gap(ns[::-1], FEWEST_FEW)
+    is_early = 0 < early < len(ns) and not at and span[-early] <= 2 * np.median(span)
+    is_early = is_early and ns[:-early].min() > FAR_LONGER * ns[-early:].max()
+    is_gradual = not at and not is_early
+    inside = np.arange(len(ns)) >= (at or len(ns) - (early if is_early else third))
+    inside ^= is_early
+    slow, others = ns[inside], ns[:third] if is_gradual else ns[~inside]
     grows = len(ns) >= FEWEST_FEW and bool((ns[1:] > GROWN_RATIO * ns[:-1]).all())
     if is_gradual and (
         (len(ns) < FEWEST_RISING and not grows)
@@ -268,9 +267,21 @@ def _among_few(number: Int64Array, ns: Int64Array, span: Int64Array) -> SlowPeri
         or np.median(slow) < GROWN_RATIO * np.median(others)
     ):
         return None
-    inside = np.arange(len(ns)) >= len(ns) - len(slow)
-    usual = float(np.median(others))
-    return _slow_period(number, ns, span, inside, usual, is_gradual=is_gradual)
+    return _slow_period(number, ns, span, inside, others, is_gradual=is_gradual)
+
+
+def _gap(ns: Int64Array, fewest: int = FEWEST_LAST) -> int:
+    """Number of reports before the last ones, if a wide gap parts them; else 0."""
+    at = far = 0
+    for k in range(FEWEST_FEW, len(ns) - fewest + 1):
+        before, after = ns[:k], ns[k:]
+        gap = after.min() - before.max()
+        widest = max(np.ptp(before), np.ptp(after), (SLOW_RATIO - 1) * before.max())
+        if len(after) >= FEWEST_FEW and gap > widest:
+            at = k  # at most one: the gap is the widest
+        if not far and after.min() > FAR_LONGER * before.max():
+            far = k
+    return at or far
 
 
 def _kendall(ns: Int64Array) -> float:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from distprof.bounds import table_beside
 from distprof.escape import MAX_HEADLINE
-from distprof.ingest.training_logs.grammar import AGAIN, OF_THE_JOB, RUN, USE
+from distprof.ingest.training_logs.grammar import AGAIN, OF_THE_JOB, RUN, TYPED, USE
 from distprof.sections.base import VerdictText
 from distprof.sections.nccl.show import jobs_fact, nccl_verdict
 from distprof.sections.parts import is_recorded
@@ -193,7 +193,7 @@ def _shares(log: TrainingLogResult) -> dict[str, float]:
     """Share of an iteration by phase, the longest first, then the rest; empty if unknown."""
     times, whole = _phase_times(log)
     rest = whole - sum(times.values())
-    are_typed = log.origin.startswith("timed phases")
+    are_typed = log.origin.startswith(TYPED)
     is_few = are_typed or times.keys() <= {"optimizer", "waiting for input"}
     if is_few or rest < -MIN_IDLE_RATIO * whole:
         times = {timer.name: timer.mean_ns for timer in log.timers}
@@ -226,9 +226,9 @@ def _is_skewed(log: TrainingLogResult) -> bool:
 
 
 def _of_reports(log: TrainingLogResult) -> str:
-    """For example `` (mean of 5 reports, median 3.2 s).``."""
-    usually = format_duration(log.median_ns)
-    mean = f" (mean of {counted(log.num_steady, 'report')}, median {usually})"
+    """For example `` (mean of 5 reports, median 3.2 s).``; of one, only that it is one."""
+    reports, usually = counted(log.num_steady, "report"), format_duration(log.median_ns)
+    mean = f" (mean of {reports}, median {usually})" if log.num_steady > 1 else f" ({reports})"
     return "." if _is_skewed(log) else f"{mean}."
 
 
@@ -303,13 +303,8 @@ def slower_sentence(log: TrainingLogResult) -> str:
     now, usual = format_duration(slow.duration_ns), format_duration(slow.usual_ns)
     if slow.is_gradual:
         return f"Iterations get longer little by little: {usual} at first, {now} later."
-    first = "" if slow.first_iteration is None else f"iteration {slow.first_iteration:,}"
-    if slow.last_iteration is not None and first:
-        when = f"From {first} to {slow.last_iteration:,}"
-    else:
-        when = f"From {first} on" if first else f"For {slow.num_reports:,} reports"
     return (
-        f"{when}, an iteration takes {now} instead of {usual}, "
+        f"{capitalized(slow.when)}, an iteration takes {now} instead of {usual}, "
         f"{slow.duration_ns / slow.usual_ns:.2f} times as long."
     )
 
@@ -323,10 +318,7 @@ def _slower_rate(log: TrainingLogResult) -> str:
     change = f"from {usual} to {now} {rates[0][1]}"
     if slow.is_gradual:
         return f"Throughput falls little by little, {change}."
-    first, last = slow.first_iteration, slow.last_iteration
-    when = f"for {slow.num_reports:,} reports" if first is None else f"at iteration {first:,}"
-    until = "" if last is None else f", up to {last:,}"
-    return f"Throughput falls {change} {when}{until}."
+    return f"Throughput falls {change} {slow.when}."
 
 
 def _slow_sentence(log: TrainingLogResult) -> str:

@@ -427,12 +427,11 @@ def input_bound_by_log(
     Formula sheet, "Measured from traces" (input wait).
     """
     timer = log.input_timer
-    if timer is None or timer.ratio is None or timer.ratio < limits["input_ratio"]:
+    if timer is None or (timer.ratio or 0.0) < limits["input_ratio"] or stragglers.ranks:
         return
-    if stragglers.ranks:
-        return
+    of = "of each iteration" if timer.median_ns > timer.mean_ns / 2 else "of its time"
     yield Draft(
-        headline=f"The training loop waits {format_ratio(timer.ratio)} of each iteration for input",
+        headline=f"The training loop waits {format_ratio(timer.ratio)} {of} for input",
         message=(
             f"{format_duration(timer.mean_ns)} of {format_duration(log.mean_ns)}, according to the "
             f"program's timer {timer.name!r}."

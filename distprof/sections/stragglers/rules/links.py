@@ -18,7 +18,7 @@ from distprof.sections.stragglers import (
     StragglersResult,
 )
 from distprof.sections.summaries import CollectiveSummaryResult
-from distprof.sections.training_log import MIN_RECURRING, SlowPeriod, TrainingLogResult
+from distprof.sections.training_log import MIN_RECURRING, TrainingLogResult
 from distprof.terms import Confidence, Severity, StragglerCause, StragglerPattern
 from distprof.units import fold_ranks, format_bytes, format_duration, format_ratio, name_ranks
 
@@ -400,36 +400,19 @@ def slower_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]
     slow = log.slow_span
     if slow is None or not log.mean_ns or slow.excess_ns <= limits["excess_ratio"] * log.mean_ns:
         return
-    headline, message = _headline_and_message(slow)
+    times = f"{slow.duration_ns / max(slow.usual_ns, 1):.2f} times"
+    now, usual = format_duration(slow.duration_ns), format_duration(slow.usual_ns)
+    kind = "at-once" if slow.last_iteration is None else "for-a-time"
+    headline = f"Iterations take {times} as long {slow.when}"
+    message = f"They take {now}, the others {usual}."
+    if slow.is_gradual:
+        kind, message = "gradual", f"They take {usual} at first and {now} later."
+        headline = f"Iterations get longer little by little, to {times} the first"
     yield Draft(
         headline=headline,
         message=message,
-        fix=_slower_iterations_fix(slow),
+        fix=advice("slower-iterations", kind),
         cost_ns_per_step=slow.excess_ns,
         steps=() if slow.first_iteration is None else (slow.first_iteration,),
         evidence=("training_log.slow_span",),
     )
-
-
-def _headline_and_message(slow: SlowPeriod) -> tuple[str, str]:
-    times = f"{slow.duration_ns / max(slow.usual_ns, 1):.2f} times"
-    now, usual = format_duration(slow.duration_ns), format_duration(slow.usual_ns)
-    if slow.is_gradual:
-        headline = f"Iterations get longer little by little, to {times} the first"
-        return headline, f"They take {usual} at first and {now} later."
-    first, last = slow.first_iteration, slow.last_iteration
-    since = f"from iteration {first:,} on" if last is None and first is not None else "for a time"
-    when = f" in {slow.num_reports:,} reports in a row" if first is None else ""
-    if first is not None and last is not None:
-        when = f" from iteration {first:,} to {last:,}"
-    return (
-        f"Iterations take {times} as long {since}",
-        f"They take {now}{when}, the others {usual}.",
-    )
-
-
-def _slower_iterations_fix(slow: SlowPeriod) -> str:
-    if slow.is_gradual:
-        return advice("slower-iterations", "gradual")
-    at = "" if slow.first_iteration is None else f" at iteration {slow.first_iteration:,}"
-    return advice("slower-iterations", "at-once", at=at)
