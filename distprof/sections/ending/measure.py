@@ -1190,6 +1190,8 @@ def _frozen(output: JobOutput) -> EndingResult | None:
     event = min(events, key=lambda e: ("tag" not in e.fields, e.name in least))
     who = name_ranks(ranks) if ranks else _only_ended(output) or "a process"
     kinds = {operation_kind(e.fields["op"]) for e in events if "op" in e.fields}
+    raised = _of(output, "cut", "exception", "frames")
+    called = collective_in(stacks_of(replace(output, stacks=_stacks_of(raised))))
     where = f" in {', '.join(sorted(kinds))}" if kinds else ""
     if (row := _row(event)).says:
         steps = (*words().steps["waited"], *filter(None, (row.advice,)))
@@ -1201,9 +1203,7 @@ def _frozen(output: JobOutput) -> EndingResult | None:
             whom += f" (HCCL reports that {fields['device']} is stuck)"
         group = fields.get("group", "")
         whom += f" of {group}" if "remote" in fields and group else ""
-        raised = _of(output, "cut", "exception", "frames")
-        where = collective_in(stacks_of(replace(output, stacks=_stacks_of(raised))))
-        where = f" in {operation_kind(fields['tag'])}" if "tag" in fields else where
+        where = f" in {operation_kind(fields['tag'])}" if "tag" in fields else called
         named = {e.rank for e in raised if e.rank is not None}
         who = name_ranks(named) if len(named) == 1 and not ranks else who
         unnamed = "" if "remote" in fields or event.name != "gloo-timeout" else _UNNAMED
@@ -1218,8 +1218,8 @@ def _frozen(output: JobOutput) -> EndingResult | None:
     seconds = max((event.number("seconds") or 0 for event in events), default=0)
     happened = f"made no progress for {seconds} s" if seconds else "timed out"
     suspects, behind = _with_fewest_pending(events)
-    text = f"the {dogs} of {who} {happened}{where}, and {whose} lines name no "
-    text += f"{'rank' if kinds else 'collective'}{behind}"
+    text = f"the {dogs} of {who} {happened}{where or called}, and {whose} lines name no "
+    text += f"{'rank that is behind' if where or called else 'collective'}{behind}"
     steps = words().steps["waited"][1:]
     found = _stuck("frozen", text, events[0], *steps, ranks=ranks if len(ranks) == 1 else ())
     return replace(found, suspects=suspects)
