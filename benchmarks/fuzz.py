@@ -106,8 +106,9 @@ class State:
 # One process --------------------------------------------------------------------------------------
 
 
-def _serve(pipe: Connection, limits: Limits, stacks: Path) -> None:
+def _serve(pipe: Connection, theirs: Connection, limits: Limits, stacks: Path) -> None:
     """Try inputs by their numbers until the pipe closes; runs in the child."""
+    theirs.close()  # a copy of the parent's end, without which the pipe would never close
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_DATA, MOST_DATA))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -192,12 +193,12 @@ class Child:
         if self._pipe is None or self._age > LIFE:
             self.stop()
             context = multiprocessing.get_context("fork")
-            self._pipe, theirs = context.Pipe()
+            self._pipe, childs = context.Pipe()
             self._process = context.Process(
-                target=_serve, args=(theirs, self._limits, self._stacks)
+                target=_serve, args=(childs, self._pipe, self._limits, self._stacks)
             )
             self._process.start()
-            theirs.close()
+            childs.close()
             self._age = 0
         return self._pipe
 

@@ -94,16 +94,21 @@ def in_words(error: BaseException) -> DistprofError:
     return DistprofError(f"{type(error).__name__}: {error}")
 
 
-class WebError(OSError):
-    """A server cannot be used; the message says why."""
+class RemoteError(OSError):
+    """A file elsewhere cannot be used: why, and how the user can fix it."""
 
-    def __init__(self, why: str) -> None:
+    def __init__(self, why: str, fix: str = "") -> None:
         super().__init__(errno.EIO, why)
+        self.fix = fix
 
     def __str__(self) -> str:
-        """The reason alone."""
+        """The reason alone: the caller names the file."""
         return self.strerror or ""
 
     def __reduce__(self) -> tuple[object, ...]:
         """Support pickling: the default of ``OSError`` would pass its error number."""
-        return type(self), (self.strerror,)
+        return type(self), (self.strerror, self.fix)
+
+
+class WebError(RemoteError):
+    """A server cannot be used."""

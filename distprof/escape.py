@@ -85,6 +85,11 @@ def shorten(text: str, width: int) -> str:
     return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
 
 
+def on_one_line(text: str, width: int) -> str:
+    """``text`` on one line, escaped, with at most ``width`` characters."""
+    return shorten(plain(" ".join(text[: 4 * width].split())), width)
+
+
 MAX_HEADLINE = 80
 """Characters of a headline."""
 

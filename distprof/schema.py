@@ -105,6 +105,14 @@ class Coded(msgspec.Struct, frozen=True):
             return np.zeros(len(self.codes), dtype=np.bool_)
         return np.asarray(verdicts, dtype=np.bool_).take(self.codes)
 
+    def numbered(self, known: dict[str, int]) -> Int64Array:
+        """The number of each row's value among ``known``, to which new values are added."""
+        if not self.values:
+            return np.zeros(len(self), dtype=np.int64)
+        numbers = [known.setdefault(value, len(known)) for value in self.values]
+        of_rows: Int64Array = np.array(numbers, dtype=np.int64)[self.codes]
+        return of_rows
+
     @staticmethod
     def merged(codes: NDArray[np.int32], values: Sequence[str]) -> Coded:
         """A column from codes into ``values``; repeated values are merged."""

@@ -163,6 +163,8 @@ class NcclRemark(StrEnum):
     GDR_ON = "GPUDirect RDMA is enabled"
     GDR_OFF = "GPUDirect RDMA is disabled"
     PEER_OFF = "access between GPUs is disabled"
+    PLUGIN = "OFI plug-in"
+    NO_RATE = "PCIe links count as almost nothing"
 
 
 class Severity(StrEnum):

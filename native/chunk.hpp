@@ -897,15 +897,13 @@ constexpr std::array<std::int64_t, 4> POWERS{1, 10, 100, 1000};
 constexpr std::uint32_t DECIMALS_OF_NS = 3;
 
 /// Microseconds to ns, with the result of a conversion through a double: exact up to three decimals
-/// below `exact_below_us`, because the double is then within half a nanosecond.
-inline std::int64_t micros_to_ns(const Number& number, const Settings& settings) {
+/// below `exact_below_us`, because the double is then within half a nanosecond. Larger times are
+/// read as text (`needs_text` in events.py); larger durations are none, whatever their decimals.
+inline std::int64_t micros_to_ns(const Number& number, std::int64_t below_us) {
     require(!number.has_exponent && number.digits <= 18);
     const auto mantissa = static_cast<std::int64_t>(number.mantissa);
     if (number.decimals <= DECIMALS_OF_NS) {
-        const std::int64_t scale = POWERS[number.decimals];
-        const std::int64_t whole = mantissa / scale;
-        require(whole < settings.largest_ns / 1000);
-        require(whole < settings.exact_below_us || mantissa % scale == 0);
+        require(mantissa / POWERS[number.decimals] < below_us);
         const std::int64_t ns = mantissa * POWERS[DECIMALS_OF_NS - number.decimals];
         return number.negative ? -ns : ns;
     }
@@ -1425,7 +1423,7 @@ private:
         require_identity(THREAD);
         require(!event_.has(ARGUMENTS) || event_.field[ARGUMENTS].kind == Kind::Object);
         Row row{};
-        row.start_ns = exact_ ? text_to_ns(start.number, settings_) : micros_to_ns(start.number, settings_);
+        row.start_ns = exact_ ? text_to_ns(start.number, settings_) : micros_to_ns(start.number, settings_.exact_below_us);
         const std::int64_t duration_ns = duration();
         row.correlation = integer_argument(CORRELATION, false);
         row.sequence = sequence();
@@ -1453,7 +1451,7 @@ private:
         if (!event_.has(DURATION)) return ABSENT;
         const Value& value = event_.field[DURATION];
         require(value.kind == Kind::Number);
-        return micros_to_ns(value.number, settings_);
+        return micros_to_ns(value.number, settings_.largest_ns / 1000);
     }
 
     /// An impossible duration becomes none, and is counted.

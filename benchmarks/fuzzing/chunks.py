@@ -14,8 +14,8 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from distprof.ingest.kineto.decode import DecodeState, decode_events
-from distprof.ingest.kineto.native import EventColumns, NativeReader
+from distprof.ingest.kineto.decode import DecodeState, decode_events, find_events
+from distprof.ingest.kineto.native import EventColumns
 from distprof.ingest.kineto.parsed import SymbolTable
 from distprof.ingest.kineto.reader import Collector
 from distprof.kernel import KERNEL_ENVIRONMENT
@@ -85,14 +85,16 @@ def switched(on: bool) -> Iterator[None]:
             os.environ[KERNEL_ENVIRONMENT] = before
 
 
-def answer_of(chunk: bytes, *, kernel: bool, exact: bool = False, device_only: bool = False) -> Any:
+def answer_of(
+    chunk: bytes, *, kernel: bool, exact: bool | None = None, device_only: bool = False
+) -> Any:
     """All results for a chunk, as plain values that can be compared."""
     (answer,) = answers_of([chunk], kernel=kernel, exact=exact, device_only=device_only)
     return answer
 
 
 def answers_of(
-    chunks: Sequence[bytes], *, kernel: bool, exact: bool = False, device_only: bool = False
+    chunks: Sequence[bytes], *, kernel: bool, exact: bool | None = None, device_only: bool = False
 ) -> list[Any]:
     """The same for the chunks of one trace, whose dictionaries grow."""
     state = DecodeState(exact=exact, device_only=device_only)
@@ -108,12 +110,11 @@ def _answer(chunk: bytes, state: DecodeState) -> Any:
     return [state.exact, state.permissive, *_plain(columns, state.symbols)]
 
 
-def is_declined(chunk: bytes, *, exact: bool = False, device_only: bool = False) -> bool:
+def is_declined(chunk: bytes, *, exact: bool | None = None, device_only: bool = False) -> bool:
     """Whether the kernel leaves a chunk to Python."""
+    state = DecodeState(exact=exact, device_only=device_only)
     with switched(True):
-        reader = NativeReader(SymbolTable())
-        found = reader.find(chunk, len(chunk), exact=exact, device_only=device_only)
-    return found is None
+        return find_events(chunk, len(chunk), state) is None
 
 
 def _plain(columns: EventColumns, symbols: SymbolTable) -> Iterator[Any]:

@@ -26,7 +26,7 @@ _MOVES = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 _POLITE = re.compile(
-    r"unexpected error in distprof|please report this|"
+    r"unexpected error in distprof|please report this (?!issue to the NCCL)|"
     r"(?:skipped: |the first: |failed: |\()(?:Type|Attribute|Key|Index|Assertion|Overflow|Recursion"
     r"|UnicodeEncode|UnicodeDecode|ZeroDivision|Unbound\w*|Name|Value|Arrow\w*|Memory)Error"
 )

@@ -13,7 +13,7 @@ from itertools import chain
 import msgspec
 
 from distprof.documents.page import Listing, Page, Priced, Task
-from distprof.escape import plain, short_ranks, shorten
+from distprof.escape import on_one_line, plain, short_ranks, shorten
 from distprof.sections.table import TableView
 
 MAX_TOKENS = 1_500
@@ -158,9 +158,7 @@ def _sentences(texts: Iterable[str]) -> tuple[str, ...]:
 
 def _sentence(text: str) -> str:
     """A sentence on one line, of bounded length."""
-    return _cut(
-        shorten(plain(" ".join(text[: 4 * _MAX_SENTENCE].split())), _MAX_SENTENCE), _MAX_ITEM
-    )
+    return _cut(on_one_line(text, _MAX_SENTENCE), _MAX_ITEM)
 
 
 def _cut(text: str, most: int) -> str:

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import msgspec
 
 from distprof.documents.report import gain_text
-from distprof.escape import plain, shorten
+from distprof.escape import on_one_line
 from distprof.formats import RenderOptions
 from distprof.installed import is_web_address
 from distprof.sections.report import Report
@@ -127,7 +127,7 @@ def fingerprints(found: Cases) -> Sequence[str]:
 
 def one_line(text: str) -> str:
     """A text of a result on one line, escaped and of bounded length."""
-    return shorten(plain(" ".join(text[: 4 * _MAX_LENGTH].split())), _MAX_LENGTH)
+    return on_one_line(text, _MAX_LENGTH)
 
 
 _Names: TypeAlias = Mapping[Severity | None, str]

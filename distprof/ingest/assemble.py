@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Self
 
-import msgspec
 import numpy as np
 from msgspec.structs import replace
 
@@ -36,7 +36,8 @@ from distprof.run.run import (
     Gap,
     Rank,
     Run,
-    TableSource,
+    TablesOf,
+    light,
 )
 from distprof.run.tables import RankTables
 from distprof.run.topology import MAX_WORLD_SIZE, Topology
@@ -268,22 +269,16 @@ def _clock_gaps(
         )
 
 
-class RecentTables(msgspec.Struct, frozen=True, kw_only=True):
+class RecentTables(TablesOf, frozen=True, kw_only=True):
     """The rows of another :class:`~distprof.run.run.TableSource` from a time on."""
 
-    source: TableSource  # All rows.
     since_ns: int  # Time from which rows are kept, by their start.
     steps: Table  # Steps from then on.
     collectives: Table | None  # Collectives from then on; None to load them with the other tables.
     num_steps: int  # Steps of the whole recording.
     num_collectives: int  # Collectives of the whole recording.
 
-    @property
-    def path(self) -> str:
-        """The cache file that holds all rows, empty for memory."""
-        return self.source.path
-
-    def light(self) -> RecentTables:
+    def light(self) -> Self:
         """A copy without collectives in memory: its receiver reads them from disk."""
         return replace(self, collectives=None)
 
@@ -340,7 +335,7 @@ def _from_step(rank: Rank, index: int) -> Rank:
     since_ns = int(steps["start_ns"][0])
     collectives = _since(rank.collectives, since_ns).compact()
     tables = RecentTables(
-        source=cut.source if cut else getattr(source, "light", lambda: source)(),
+        source=cut.source if cut else light(source),
         since_ns=since_ns,
         steps=steps,
         collectives=collectives,

@@ -22,6 +22,7 @@ from queue import SimpleQueue
 from typing import Any, TypeAlias, TypeVar
 
 from distprof.errors import DistprofError, MissingExtraError, UsageError, in_words
+from distprof.run.run import light
 from distprof.version import __version__
 
 BATCH_S = 2.0  # target duration of a batch on a cluster
@@ -164,11 +165,6 @@ def call_each(
             error.add_note(f"On a worker:\n{traceback.format_exc()}")
             made.append((None, error))
     return _all_sendable(made), time.perf_counter() - begun
-
-
-def light(content: Any) -> Any:
-    """An argument or a result for sending, without data that the receiver can read itself."""
-    return content.light() if hasattr(content, "light") else content
 
 
 def _all_sendable(made: list[Answer]) -> bytes:

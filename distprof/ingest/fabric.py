@@ -306,7 +306,7 @@ def _is_of_another(row: _Row, rows: Sequence[_Row]) -> bool:
 
 def _head(line: str) -> tuple[dict[str, _Column], int] | None:
     """Columns of a header by what they hold, and their number; None for another line."""
-    for between in ("columns", "words"):
+    for between in ("columns",) if _SAYS["sentence"].search(line) else ("columns", "words"):
         joined = _SAYS["before_unit"].sub("", line) if between == "words" else line
         cells = _SAYS[between].split(joined.strip("|# \t"))[:_MOST_COLUMNS]
         found: dict[str, _Column] = {}
@@ -372,7 +372,7 @@ def _row(line: str) -> _Row | None:
 def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurve]:
     """One curve out of place and one in place."""
     halves = [half for row in table.rows for half in row.halves]
-    if not any(half[1] for half in halves):
+    if not any(half[2] or half[1] > 2 * _ROUNDING for half in halves):
         largest = format_bytes(max(row.num_bytes for row in table.rows))
         raise StatementError(
             source,

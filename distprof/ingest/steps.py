@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.intervals import Intervals, union
+from distprof.intervals import Intervals, index_of, union
 from distprof.run.tables import STEPS, distinct, join_launches, main_stream
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.terms import ActivityKind, StepSource
@@ -109,7 +109,9 @@ def _steps_of(activity: Table, work: Table, host: Table, marks: _Marks) -> Steps
     if len(work) == 0:
         return Steps(table=marks.table(), source=marks.source, note=_host_note(marks))
     launch = join_launches(work["correlation"], host).start
-    launched = np.where(launch != ABSENT, _step_at(launch, marks.start, marks.end), ABSENT)
+    launched = np.where(
+        launch != ABSENT, index_of(launch, Intervals(marks.start, marks.end)), ABSENT
+    )
     main = main_stream(work)
     if not (launched[main] >= 0).any():
         return _device_ranges(activity) or Steps(
@@ -183,14 +185,14 @@ def _unfinished(host: Table, start: Int64Array, end: Int64Array) -> bool:
     """Whether the last step lacks an optimizer step that every earlier step has."""
     if len(start) < 2:
         return False
-    index = _step_at(host["start_ns"][_rows_named(host, _OPTIMIZER_STEP)], start, end)
+    index = index_of(host["start_ns"][_optimizer_rows(host)], Intervals(start, end))
     counts = np.bincount(index[index >= 0], minlength=len(start))
     return bool((counts[:-1] > 0).all() and counts[-1] == 0)
 
 
-def _rows_named(host: Table, pattern: re.Pattern[str]) -> NDArray[np.intp]:
+def _optimizer_rows(host: Table) -> NDArray[np.intp]:
     names = host.coded("name")
-    found = names.where([bool(pattern.match(value)) for value in names.values])
+    found = names.where([bool(_OPTIMIZER_STEP.match(value)) for value in names.values])
     rows: NDArray[np.intp] = np.flatnonzero(found)
     return rows
 
@@ -216,7 +218,7 @@ def _optimizer_steps(host: Table, first_ns: int, last_ns: int) -> _Marks | None:
 
 def _optimizer_ends(host: Table) -> Int64Array:
     """Step ends of the optimizer that steps least often; of several, the one that ends last."""
-    rows = _rows_named(host, _OPTIMIZER_STEP)
+    rows = _optimizer_rows(host)
     codes = host.coded("name").codes[rows]
     best: Int64Array = np.empty(0, dtype=np.int64)
     for code in distinct(codes):
@@ -225,13 +227,6 @@ def _optimizer_ends(host: Table) -> Int64Array:
         if len(best) == 0 or (len(ends), -ends[-1:].sum()) < (len(best), -best[-1]):
             best = ends
     return best
-
-
-def _step_at(times: Int64Array, start: Int64Array, end: Int64Array) -> Int64Array:
-    """Index of the window that holds each time; ABSENT without one."""
-    index = np.searchsorted(start, times, side="right") - 1
-    inside = (index >= 0) & (times < end[np.maximum(index, 0)])
-    return np.where(inside, index, ABSENT).astype(np.int64)
 
 
 def _lag_ratio(ends: Int64Array, launched: Int64Array, marks: _Marks) -> float:
@@ -281,7 +276,7 @@ def _cut(launched: Int64Array, host: Table, marks: _Marks) -> NDArray[np.bool_]:
     names, words = host.coded("name"), ("Launch", "Memcpy", "Memset")  # of kernels, graphs, copies
     rows = names.where([any(word in value for word in words) for value in names.values])
     called = host["start_ns"][rows & host.coded("category").isin(("runtime", "driver"))]
-    index = _step_at(called, marks.start, marks.end)
+    index = index_of(called, Intervals(marks.start, marks.end))
     calls = np.bincount(index[index >= 0], minlength=len(marks.step))
     kernels = np.bincount(launched[launched >= 0], minlength=len(marks.step))
     ratio = kernels / np.maximum(calls, 1)

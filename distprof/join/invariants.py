@@ -14,8 +14,16 @@ import msgspec
 import numpy as np
 
 from distprof.bounds import table_beside
+from distprof.intervals import index_of
 from distprof.run.run import Count, Gap, Rank
-from distprof.run.tables import CALL_CATEGORIES, among, distinct, encode, have_launches
+from distprof.run.tables import (
+    CALL_CATEGORIES,
+    among,
+    distinct,
+    encode,
+    have_launches,
+    intervals_of,
+)
 from distprof.schema import ABSENT, Bools, Int64Array, Table
 from distprof.terms import ActivityKind
 from distprof.units import name_ranks
@@ -154,9 +162,8 @@ def checked(activity: Table, host: Table, steps: Table) -> Checked:
         found["coarse-times"] = Count(count=int(np.gcd.reduce(since) >= _COARSE_NS), of=1)
     # computation kernels that begin in each step
     start = work["start_ns"][work["kind"] == ActivityKind.COMPUTATION]
-    start = start[_in_steps(start, steps)]
-    at = np.searchsorted(steps["start_ns"], start, side="right") - 1
-    count = np.bincount(at, minlength=len(steps))
+    step = index_of(start, intervals_of(steps))
+    count = np.bincount(step[step >= 0], minlength=len(steps))
     return Checked(
         counts={key: count for key, count in found.items() if count.count},
         paces=_paces(work),
@@ -250,7 +257,7 @@ def _launches(work: Table, host: Table, steps: Table) -> dict[str, Count]:
     lost = ~has_kernel & (at > at[has_kernel].min())
     is_end = at > at[has_kernel].max()
     if (lost & is_end).sum() <= _MAX_LOST_AT_END * len(ids):
-        lost &= ~is_end | _in_steps(at, steps)
+        lost &= ~is_end | (index_of(at, intervals_of(steps)) >= 0)
     found["launches-without-kernels"] = Count(count=len(set(ids[lost].tolist())), of=len(ids))
     # kernels without a launch that began after one with a launch, on the same stream
     known = have_launches(work["correlation"], host)
@@ -260,14 +267,6 @@ def _launches(work: Table, host: Table, steps: Table) -> dict[str, Count]:
     lost = ~known & (work["start_ns"] > first[stream])
     found["kernels-without-launches"] = Count(count=int(lost.sum()), of=len(work))
     return found
-
-
-def _in_steps(at: Int64Array, steps: Table) -> Bools:
-    if not len(steps):
-        return np.zeros(len(at), np.bool_)
-    index = np.searchsorted(steps["start_ns"], at, side="right") - 1
-    inside: Bools = (index >= 0) & (at < steps["end_ns"][index])
-    return inside
 
 
 def _drops(start: Int64Array) -> int:

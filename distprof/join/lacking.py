@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from distprof.join.instances import NO_STEP, step_labels
 from distprof.join.invariants import broken
 from distprof.join.shifts import TIMED
-from distprof.run.run import ClockAlignment, CollectiveMatches, Gap, Rank, TableSource
+from distprof.run.run import ClockAlignment, CollectiveMatches, Gap, Rank, TablesOf
 from distprof.run.tables import RankTables, distinct, encode, numbers_in, runs_of
 from distprof.run.topology import ProcessGroup
 from distprof.schema import ABSENT, Floats, Int64Array, Table
@@ -474,22 +474,11 @@ def _jumps(deviation: Int64Array, end: Int64Array) -> list[Jump]:
 # Taking jumps out ---------------------------------------------------------------------------------
 
 
-class ShiftedTables(msgspec.Struct, frozen=True):
+class ShiftedTables(TablesOf, frozen=True):
     """The tables of another :class:`~distprof.run.run.TableSource` without jumps of the clock."""
 
-    source: TableSource  # The tables as recorded.
     at_ns: tuple[int, ...]  # First moment after each jump, own clock.
     by_ns: tuple[int, ...]  # What to subtract from then on.
-
-    @property
-    def path(self) -> str:
-        """The cache file of the tables as recorded."""
-        return self.source.path
-
-    def light(self) -> ShiftedTables:
-        """The same for transfer to another machine."""
-        light = getattr(self.source, "light", lambda: self.source)
-        return ShiftedTables(light(), self.at_ns, self.by_ns)
 
     def load(self, *, every_host_row: bool = False) -> RankTables:
         """Read the tables and shift them."""

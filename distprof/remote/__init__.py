@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from distprof.bounds import TooLargeError
-from distprof.errors import DistprofError, MissingExtraError, UsageError, WebError
+from distprof.errors import DistprofError, MissingExtraError, RemoteError, UsageError
 from distprof.escape import plain
 
 _NO_CREDENTIALS = {
@@ -40,20 +40,8 @@ _USUAL_NAMES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "a
 _MAX_WORDS = 300
 
 
-class StoreError(OSError):
-    """A store, or one of its objects, cannot be used: why, and how the user can fix it."""
-
-    def __init__(self, why: str, fix: str = "") -> None:
-        super().__init__(errno.EIO, why)
-        self.fix = fix
-
-    def __str__(self) -> str:
-        """The reason alone: the caller names the file."""
-        return self.strerror or ""
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Support pickling: the default of ``OSError`` would pass its error number."""
-        return type(self), (self.strerror, self.fix)
+class StoreError(RemoteError):
+    """A store, or one of its objects, cannot be used."""
 
 
 class ChangedError(StoreError):
@@ -69,7 +57,7 @@ class UnusableStoreError(StoreError):
 
 def explained(url: str, error: BaseException) -> OSError:
     """The error as a sentence; errors that already are one stay unchanged."""
-    if isinstance(error, (StoreError, WebError, TooLargeError)):
+    if isinstance(error, (RemoteError, TooLargeError)):
         return error
     name, words = type(error).__name__, plain(" ".join(str(error).split()))[:_MAX_WORDS]
     protocol = url.partition("://")[0]

@@ -213,7 +213,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def doc(self) -> Page:
         """The page, parsed when it is read: an analysis reads none."""
-        return parse_page(self.text, self.shared or _pages_of(self.check).get(self.code, ""))
+        return parse_page(self.text, self.shared or _page_beside(self.check, self.code))
 
     @property
     def summary(self) -> str:
@@ -282,11 +282,12 @@ def rule(
     return decorate
 
 
-def _pages_of(check: Check) -> Mapping[str, str]:
-    """Pages by code next to a check, after what the checks themselves say; empty without any."""
+def _page_beside(check: Check, code: str) -> str:
+    """What the table next to a check says below the check itself: on all its rules, and on one."""
     if not Path(inspect.getfile(check)).with_name(_PAGES_FILE).is_file():
-        return {}
-    return table_beside(sys.modules[check.__module__].__package__ or "", _PAGES_FILE)
+        return ""
+    pages = table_beside(sys.modules[check.__module__].__package__ or "", _PAGES_FILE)
+    return f"{pages.get('shared', '')}{pages.get(code, '')}"
 
 
 def _limits_section(rule: Rule) -> str:

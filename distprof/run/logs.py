@@ -16,6 +16,9 @@ import numpy as np
 
 from distprof.schema import ABSENT, Bools, Floats, Int64Array, Table
 
+ASSUMED_GB_S = 1.25
+"""Speed of a network card in NCCL's topology that may also be its default, 10 Gb/s."""
+
 
 class NcclProcess(msgspec.Struct, frozen=True, kw_only=True):
     """A process that wrote to the log."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -111,6 +111,27 @@ class TableSource(Protocol):
         ...
 
 
+class TablesOf(msgspec.Struct, frozen=True):
+    """Tables that are made of those of another source whenever they are loaded."""
+
+    source: TableSource  # The tables as recorded.
+
+    @property
+    def path(self) -> str:
+        """The cache file of the tables as recorded, empty for memory."""
+        return self.source.path
+
+    def light(self) -> Self:
+        """The same for transfer to another machine."""
+        return replace(self, source=light(self.source))
+
+
+def light(content: _T) -> _T:
+    """What is sent to another machine, without data that the receiver can read itself."""
+    sent: _T = content.light() if hasattr(content, "light") else content
+    return sent
+
+
 class Rank(msgspec.Struct, frozen=True, kw_only=True):
     """One rank of the run: the metadata of its trace, and the source of its tables."""
 
@@ -136,8 +157,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
 
     def light(self) -> Rank:
         """This rank for transfer to another machine: its tables omit the collectives it holds."""
-        tables = getattr(self.tables, "light", lambda: self.tables)()
-        return replace(self, tables=tables)
+        return replace(self, tables=light(self.tables))
 
 
 class CollectiveMatches(msgspec.Struct, frozen=True, kw_only=True):

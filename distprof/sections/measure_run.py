@@ -22,7 +22,7 @@ from distprof.errors import DistprofError
 from distprof.intervals import EMPTY, Intervals
 from distprof.join.waits import last_start_on_own_clock
 from distprof.run.records import RankRecords, RecordSource
-from distprof.run.run import Rank, Run, TableSource
+from distprof.run.run import Rank, Run, TableSource, light
 from distprof.run.tables import RankTables, encode, intervals_of
 from distprof.run.topology import GroupNames, ProcessGroup
 from distprof.schema import ABSENT, Int64Array, Table
@@ -59,8 +59,7 @@ class _Job(msgspec.Struct, frozen=True, kw_only=True):
 
     def light(self) -> _Job:
         """The same for a worker on another machine, which reads all tables there."""
-        source = getattr(self.source, "light", lambda: self.source)()
-        return replace(self, source=source)
+        return replace(self, source=light(self.source))
 
 
 def measure_run(
@@ -119,13 +118,12 @@ def windows_of_records(run: Run, windows: Mapping[int, Intervals]) -> dict[int, 
     and samples are further apart than the clocks of hosts. ``windows`` is empty if the whole
     capture is analysed.
     """
-    found = windows or {rank.rank: _capture_of(rank) for rank in run.ranks}
+    found = windows or {
+        rank.rank: Intervals(np.array([rank.capture_start_ns]), np.array([rank.capture_end_ns]))
+        for rank in run.ranks
+    }
     first = next(iter(found.values()), None)
     return {} if first is None else {**dict.fromkeys(run.records, first), **found}
-
-
-def _capture_of(rank: Rank) -> Intervals:
-    return Intervals(np.array([rank.capture_start_ns]), np.array([rank.capture_end_ns]))
 
 
 # Ranks --------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any
 
 from distprof.artefacts.fabric_file import (
@@ -81,6 +81,8 @@ def _compared(runs: Sequence[FabricCurve]) -> str:
     if not common:
         return ""
     sizes = [size for size in sorted(common) if size > _LATENCY_BYTES] or [max(common)]
+    if 2 * max(of[sizes[-1]] for of in speeds) < max(chain(*(of.values() for of in speeds))):
+        return ""  # what they share shows the latency alone
     shares = {
         size: min(of[size] for of in speeds) / max(of[size] for of in speeds) for size in sizes
     }
@@ -116,7 +118,8 @@ def _speed(curve: FabricCurve, device: str) -> str:
     largest = max(p.bytes for p in curve.points)
     if largest <= _LATENCY_BYTES:
         return _say("latency", what=_subject(curve), largest=largest)
-    reaches = _say("reaches", what=_subject(curve), best=best)
+    is_bus = curve.group_size > 0 or best.algbw_bytes_per_s != best.busbw_bytes_per_s
+    reaches = _say("reaches", what=_subject(curve), best=best, bus=" bus bandwidth" * is_bus)
     if curve.group_size > 1 and largest >= _LARGE_BYTES and curve.num_nodes:
         if curve.num_nodes > 1 and best.busbw_bytes_per_s < _MOST_ETHERNET:
             return reaches + _say("ethernet")

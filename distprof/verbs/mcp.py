@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from distprof.errors import DistprofError, InputError, MissingExtraError, UsageError
-from distprof.escape import plain, plain_lines, shorten
+from distprof.escape import on_one_line, plain, plain_lines, shorten
 from distprof.formats import RenderOptions, find_reporter
 from distprof.units import fold_ranks
 from distprof.version import __version__
@@ -298,4 +298,4 @@ def one_sentence(error: Exception) -> str:
         message = f"{error.source}: expected {error.expected}, found {error.found}{fix}"
     elif isinstance(error, DistprofError):
         message = str(error)
-    return shorten(plain(" ".join(message[: 4 * _MAX_ERROR].split())), _MAX_ERROR)
+    return on_one_line(message, _MAX_ERROR)

@@ -19,7 +19,7 @@ from distprof.sections.telemetry import (
     RankTelemetry,
     TelemetryResult,
 )
-from distprof.sections.telemetry.rules.devices import medians_of_others
+from distprof.sections.telemetry.rules.devices import usual_of_peers
 from distprof.sections.telemetry.rules.errors import meaning_of
 from distprof.terms import Severity
 from tests.rules.samples import RANKS, condition, healthy, telemetry
@@ -244,7 +244,7 @@ def test_the_real_kernel_log_is_an_error():
 
 @given(st.lists(st.none() | st.integers(0, 9), max_size=12))
 def test_medians_of_the_others_are_those_of_the_others(values):
-    for i, median in enumerate(medians_of_others(values)):
+    for i, median in enumerate(usual_of_peers(values)):
         others = [v for j, v in enumerate(values) if j != i and v is not None]
         assert median == (statistics.median(others) if others else None)
 

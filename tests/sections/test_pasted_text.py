@@ -59,6 +59,11 @@ def test_memory_of_a_gpu_and_of_the_host_are_different_tests_of_a_link():
     assert "From GPU memory, the link reaches only 50.4 Gb/s, from host memory 98.3 Gb/s" in verdict
 
 
+def test_small_messages_of_two_ranks_are_no_tests_of_one_rank():
+    with pytest.raises(InputError, match="messages of up to 64 B show the latency"):
+        read_fabric(str(GOLDEN / "small-messages-of-two-gpus.log"))
+
+
 def test_tests_of_one_rank_have_no_bandwidth():
     with pytest.raises(InputError, match="a single rank"):
         read_fabric(str(GOLDEN / "tests-of-one-rank.log"))
@@ -90,6 +95,8 @@ def test_tests_of_one_rank_have_no_bandwidth():
             "over 16 ranks reaches 28.9 GB/s bus bandwidth at 33.6 MB, and falls to 4.00 GB/s from "
             "67.1 MB on",
         ),
+        ("sizes-by-length.log", "This test reaches 19.8 GB/s at 4.19 MB"),
+        ("runs-that-share-small-sizes.log", "This test reaches 6.12 GB/s at 1.05 MB"),
         (
             "tests-that-did-not-join.log",
             "2 tests ran at a time, each by itself over 2 ranks in one node: nothing was measured "

@@ -225,7 +225,9 @@ def fits_nccl_settings(source: str) -> bool:
     from distprof.ingest.recognise import foreign_format
 
     other = foreign_format("", start)  # what was measured says more than how it was started
-    return other is None or not other.fix.startswith("distprof fabric ")
+    restricts = any(map(_HOW["restricting"].fullmatch, _settings(start)))
+    is_told = other and not restricts and other.name.startswith(("{got}", "a bandwidth of"))
+    return other is None or not (is_told or other.fix.startswith("distprof fabric "))
 
 
 def read_nccl_settings(source: str) -> NcclLog:

@@ -243,7 +243,7 @@ class DecodeState:
     # Text between two events of this file; a hint.
     boundary: Boundary = field(default_factory=lambda: Boundary(b"},{"))
     device_only: bool = False  # Whether only device rows and step marks are kept.
-    exact: bool = False  # Whether times must be read as text.
+    exact: bool | None = None  # Whether times must be read as text; None before the first chunk.
     usual: bool = True  # Whether all categories so far were usual ones.
     permissive: bool = False  # Whether the last chunk needed the permissive decoder.
     native: NativeReader = field(init=False)  # The kernel's part of the state.
@@ -276,7 +276,13 @@ def find_events(data: bytes | bytearray, stop: int, state: DecodeState) -> Nativ
     """The kernel's half of :func:`decode_events`; None, and no change, if Python must read."""
     if state.permissive:
         return None
-    return state.native.find(data, stop, exact=state.exact, device_only=state.device_only)
+    # Times since 1970 must be read as text. The kernel declines the first of them as numbers.
+    for exact in (False, True) if state.exact is None else (state.exact,):
+        found = state.native.find(data, stop, exact=exact, device_only=state.device_only)
+        if found is not None:
+            state.exact = exact
+            return found
+    return None
 
 
 def decode_texts(texts: Sequence[bytes], state: DecodeState) -> EventColumns:

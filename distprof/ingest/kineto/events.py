@@ -16,7 +16,6 @@ costs time on every event.
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Sequence
 from decimal import ROUND_HALF_EVEN, Decimal
@@ -72,12 +71,13 @@ COMM_PREFIXES = (
 )
 """Name prefixes of host rows that enter COMM_ARGS even without arguments."""
 
-KEPT_OPERATOR_NAME = re.compile(
-    r"(c10d::|_?c10d_functional::|gloo:|nccl:|record_param_comms|ProfilerStep#|Optimizer\.)"
-    r"|torch\.distributed\.ddp\.reducer::search_unused_parameters|.*[dD]ata[lL]oader",
-    re.DOTALL,
+KEPT_PREFIXES = (
+    *(*COMM_PREFIXES, STEP_PREFIX, "Optimizer."),
+    "torch.distributed.ddp.reducer::search_unused_parameters",
 )
-"""Matches, from the start, operators that analyses need, so they stay in memory with a host sink.
+"""Name prefixes of operators that analyses need, so they stay in memory with a host sink.
+
+So do those of a data loader.
 """
 
 WITHOUT_INPUTS = frozenset(
@@ -145,9 +145,8 @@ def micros_to_ns(micros: NDArray[np.float64]) -> Int64Array:
 
 
 def needs_text(micros: NDArray[np.float64]) -> bool:
-    """Whether these times are too large for their decimals to survive in a double."""
-    large = np.abs(micros) >= EXACT_BELOW_US
-    return bool(large.any()) and bool((micros[large] != np.floor(micros[large])).any())
+    """Whether some times are too large for decimals to survive in a double."""
+    return bool((np.abs(micros) >= EXACT_BELOW_US).any())
 
 
 def texts_to_ns(texts: Sequence[Any]) -> Int64Array:

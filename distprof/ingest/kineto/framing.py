@@ -20,6 +20,7 @@ from distprof.ingest.kineto.events import STEP_PREFIX
 from distprof.ingest.kineto.source import ByteSource
 from distprof.kernel import kernel
 
+_LARGEST_FIRST_EVENT = 1 << 14
 _SAMPLE = 1 << 18
 _SEPARATED = re.compile(rb"\}\s*,\s*\{")
 _NEXT_EVENT = re.compile(r'\s*,\s*\{(?:\s*")?')
@@ -68,9 +69,9 @@ class Boundary(msgspec.Struct, frozen=True):
         ]
 
     @staticmethod
-    def learn(array: bytes | bytearray, otherwise: Boundary | None = None) -> Boundary:
+    def learn(array: bytes | memoryview, otherwise: Boundary | None = None) -> Boundary:
         """The text between the first two events, else the most frequent text like a boundary."""
-        text = array[1:_SAMPLE].decode("latin-1")  # one character per byte
+        text = str(array[1:_LARGEST_FIRST_EVENT], "latin-1")  # one character per byte
         start = len(text) - len(text.lstrip())
         try:
             _, end = json.JSONDecoder().raw_decode(text, start)
@@ -138,7 +139,7 @@ class Framer:
     def _ends_or_advances(self, take: Take, salvage: Salvage) -> bool:
         self._fill()
         if self.boundary is None:
-            self.boundary = Boundary.learn(self._data[: self._size])
+            self.boundary = Boundary.learn(memoryview(self._data)[: self._size])
         if self._exhausted:
             if not self._take_end(take, salvage):
                 self._take_truncated(take, salvage)
@@ -149,17 +150,21 @@ class Framer:
                 return True
             if self._size < LARGEST_EVENT_BYTES:
                 self._wanted = 2 * self._size
-                self.boundary = Boundary.learn(self._data[: self._size], self.boundary)
+                self.boundary = Boundary.learn(memoryview(self._data)[: self._size], self.boundary)
             else:
                 self.num_giants += 1
                 self._skip_event()
             return False
-        self._begin_next(comma)
+        if reads_ahead := self._source.is_long:
+            self._begin_next(comma)
         if not self._take_until(comma, take):
             if self._take_end(take, salvage):
                 return True
             self._take_until(comma, salvage)
-        self._go_to_next(comma)
+        if reads_ahead:
+            self._go_to_next(comma)
+        else:
+            self._drop(comma)
         return False
 
     def _find_events(self, name: str) -> tuple[bytes, bytearray]:

@@ -7,7 +7,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
 from itertools import compress, islice
 from typing import Any, Generic, TypeVar
 
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from distprof.ingest.kineto.events import (
     COMM_PREFIXES,
     DEVICE_KINDS,
-    KEPT_OPERATOR_NAME,
+    KEPT_PREFIXES,
     PYTHON_FRAME,
     STEP_PREFIX,
     WITHOUT_INPUTS,
@@ -32,7 +31,6 @@ MAX_NAMES = 1 << 20  # the largest traces have about ten thousand
 MAX_NAME_CHARACTERS = 1 << 25
 MOST_OF_A_NAME = 4096  # characters; template names of real kernels have up to a few thousand
 OTHER_NAMES = "(one of too many names)"
-_MANY_NAMES = 1 << 14
 _CODES_AT_ONCE = 1 << 16
 HOST = -1
 DROPPED = -2
@@ -166,9 +164,8 @@ def _without_spaces(text: bytes) -> str:
     return ""
 
 
-@lru_cache(_MANY_NAMES)  # the ranks of a job have the same names
 def _is_kept(name: str) -> bool:
-    return KEPT_OPERATOR_NAME.match(name) is not None
+    return name.startswith(KEPT_PREFIXES) or "ataLoader" in name or "ataloader" in name
 
 
 def compact(codes: NDArray[np.int32], texts: list[str]) -> Coded:

@@ -151,26 +151,26 @@ class ByteSource:
         """Fill ``room``; return the number of bytes, fewer only at the end of the input."""
         return self._fill(room, self._report)
 
+    @property
+    def is_long(self) -> bool:
+        """Whether reading ahead in a thread pays off."""
+        return self._emitted > _LONG and self._may_read_ahead
+
     def begin_reading(self, room: memoryview) -> None:
-        """Fill ``room`` while the caller works, in a thread if the input is long.
+        """Fill ``room`` in a thread while the caller works.
 
         It belongs to this source until :meth:`finish_reading`, or :meth:`read`, which then returns
         its bytes.
         """
-        self._room = room
-        if self._emitted > _LONG and self._may_read_ahead:
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, "distprof-unpack")
-            self._coming = self._thread.submit(self._fill, room)
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "distprof-unpack")
+        self._room, self._coming = room, self._thread.submit(self._fill, room)
 
     def finish_reading(self) -> int:
         """Wait until the room is full; return the number of bytes, as :meth:`read_into` does."""
-        room, coming = self._room, self._coming
+        assert self._coming is not None
+        count = self._coming.result()
         self._room = self._coming = None
-        assert room is not None
-        if coming is None:
-            return self.read_into(room)
-        count = coming.result()
         self._report()
         return count
 

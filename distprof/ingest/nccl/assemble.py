@@ -20,7 +20,6 @@ from distprof.ingest.nccl.messages import (
     Event,
     Marker,
     Network,
-    PathTypes,
     Reach,
     Remark,
     Setting,
@@ -28,6 +27,7 @@ from distprof.ingest.nccl.messages import (
     parse,
 )
 from distprof.run.logs import (
+    ASSUMED_GB_S,
     NcclCard,
     NcclChoice,
     NcclCommunicator,
@@ -69,7 +69,7 @@ class Assembler:
         self._num_bagged = 0
         self._versions: dict[str, set[int]] = {}
         self._settings: dict[str, dict[str, set[int]]] = {}
-        self._cards: dict[tuple[int, str], tuple[tuple[int, str, str], ...]] = {}
+        self._cards: dict[tuple[int, str], dict[tuple[int, str, str], None]] = {}
         self._missing: dict[str, set[int]] = {}
         self._networks: dict[str, set[int]] = {}
         self._of_cards: dict[str, set[int]] = {}  # NCCL lists the cards of the one that it uses
@@ -177,16 +177,14 @@ class Assembler:
         if level == b"WARN":
             self._counts["warn"] += 1
             self._warn(process, text)
-            if b"P2P is disabled" in text and isinstance(said := self._parse(text), Remark):
+            if isinstance(said := self._cache.get(text) or self._parse(text), Remark | Cards):
                 self._keep(process, said)
             return
         if level == b"INFO":
             self._counts["info"] += 1
         elif level != b"" and level != b"version":
             return
-        event = self._cache.get(text)
-        if event is None:
-            event = self._parse(text)
+        event = self._cache.get(text) or self._parse(text)
         if type(event) is Connection:
             self._communicators.connect(process, event)
         elif not isinstance(event, Marker):
@@ -240,10 +238,11 @@ class Assembler:
 
     def _listed(self) -> dict[str, set[int]]:
         """Networks by the cards that are listed; NCCL 2.4 lists sockets next to InfiniBand."""
-        listed = dict(self._of_cards)
-        if listed.keys() - {"Socket"} and "Socket" in listed:
-            listed["Socket"] = listed["Socket"] & self._missing.get("IB", set())
-        return {network: processes for network, processes in listed.items() if processes}
+        missing = self._missing
+        listed = {name: who - missing.get(name, set()) for name, who in self._of_cards.items()}
+        if any(who for name, who in listed.items() if name != "Socket"):
+            listed["Socket"] = listed.get("Socket", set()) & missing.get("IB", set())
+        return {network: who for network, who in listed.items() if who}
 
     def _process(self, who: tuple[bytes, int], rank: int | None) -> int:
         index = self._processes.get(who)
@@ -277,26 +276,28 @@ class Assembler:
             case Setting(name=name, value=value):
                 if name in self._settings or len(self._settings) < MAX_VALUES:
                     self._note(self._settings.setdefault(name, {}), value, process)
-            case Remark(name=name, value=value):
+            case Remark(name=name, value=value, network=network):
                 self._note(self._remarks.setdefault(name, {}), value, process)
+                if network:
+                    self._note(self._of_cards, network, process)
             case Network(name=name):
                 self._note(self._networks, name, process)
             case Cards(network=network, cards=()):
                 self._note(self._missing, network, process)
             case Cards(network=network, cards=cards):
-                self._cards[process, network] = cards
+                known = self._cards.setdefault((process, network), {})
+                if len(known) < MAX_VALUES:
+                    known.update(dict.fromkeys(cards))
                 self._note(self._of_cards, network, process)
-            case PathTypes(inside=inside) if len(self._links) < MAX_VALUES:
-                self._links[inside] += 1
-            case Reach(peer=peer, card=card):
+            case Reach(peer=peer, card=card, inside=inside):
                 self._peer_path = min(filter(None, (self._peer_path, peer)), default=None)
                 self._card_path = min(
                     filter(None, (self._card_path, card)),
-                    key=lambda path: (not path[1], path[0]),
+                    key=lambda path: (not path[1], path[0] == ASSUMED_GB_S, path[0]),
                     default=None,
                 )
-                if peer and len(self._links) < MAX_VALUES:
-                    self._links[peer[1]] += 1
+                if len(self._links) < MAX_VALUES:
+                    self._links.update({inside, peer[1] if peer else ""} - {""})
             case _:
                 self._communicators.keep(process, event)
 

@@ -110,27 +110,23 @@ class Nodes(msgspec.Struct, frozen=True):
     num_nodes: int
 
 
-class PathTypes(msgspec.Struct, frozen=True):
-    """Type of links inside a node in one graph search."""
-
-    inside: str
-
-
 class Reach(msgspec.Struct, frozen=True):
     """Slowest path of a GPU to another, and fastest to a network card: GB/s and type of link.
 
-    The type is empty for the speed of a card itself.
+    The type is empty for the speed of a card itself. A graph search names only a type, of GPUs.
     """
 
     peer: tuple[float, str] | None
     card: tuple[float, str] | None
+    inside: str = ""
 
 
 class Remark(msgspec.Struct, frozen=True):
-    """What NCCL can or cannot use, and of what it says so."""
+    """What NCCL can or cannot use, of what it says so, and the network in use if it names it."""
 
     name: str
     value: str
+    network: str = ""
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -150,7 +146,7 @@ class Call(msgspec.Struct, frozen=True):
 
 Event = (
     Marker | Version | Setting | Connection | Ring | Trees | Initialised | Timing | Cards | Network
-    | Channels | Nodes | PathTypes | Reach | Remark | Choice | Call
+    | Channels | Nodes | Reach | Remark | Choice | Call
 )  # fmt: skip
 
 Reader = Callable[[str], Event | None]
@@ -242,9 +238,7 @@ def _old_initialised(match: re.Match[str]) -> Event | None:
 
 
 def _timing(match: re.Match[str]) -> Event:
-    whole, _, part = match[3].partition(".")
-    total_ns = int(whole) * NS_PER_S + int(part[:9].ljust(9, "0"))
-    return Timing(int(match[1]), int(match[2]), total_ns)
+    return Timing(int(match[1]), int(match[2]), round(float(match[3]) * NS_PER_S))
 
 
 def _cards(text: str) -> Event | None:
@@ -301,8 +295,14 @@ _READERS: tuple[tuple[str, Reader], ...] = (
         (begin, _of("setting", lambda m: Setting(m[1], m[2])))
         for begin in (" set by environment to ", "_IFNAME set to ", "_HCA set to ")
     ),
-    ("GPU Direct RDMA ", _of("gdr", lambda m: Remark(_GDR[m[1]], m[3] or m[2]))),
-    ("disabling GDR", _of("ofi_gdr", lambda _: Remark(NcclRemark.GDR_OFF, "Libfabric"))),
+    ("GPU Direct RDMA ", _of("socket_gdr", lambda m: Cards("Socket", ((int(m[1]), m[2], ""),)))),
+    ("GPU Direct RDMA ", _of("gdr", lambda m: Remark(_GDR[m[2]], m[4] or m[3], m[1] or ""))),
+    (
+        "NET/OFI ",
+        _of("ofi", lambda m: Remark(NcclRemark.PLUGIN, m[1] or f"filter {m[2]}")),
+    ),
+    ("NET/OFI ", _of("ofi_failed", lambda _: Cards("Libfabric", ()))),
+    ("NET/OFI ", _of("ofi_gdr", lambda _: Remark(NcclRemark.GDR_OFF, "Libfabric"))),
     ("Could not enable P2P ", _of("peer_failed", lambda _: Remark(NcclRemark.PEER_OFF, "refused"))),
     ("Check P2P Type ", _of("no_peers", lambda _: Remark(NcclRemark.PEER_OFF, "refused"))),
     ("P2P is disabled ", _of("peer_off", lambda m: Remark(NcclRemark.PEER_OFF, _LINKS[m[1]]))),
@@ -313,7 +313,8 @@ _READERS: tuple[tuple[str, Reader], ...] = (
     ("Using internal Network ", _of("network", lambda m: Network(m[1]))),
     ("coll channels", _of("channels", lambda m: Channels(int(m[1]), int(m[2]) if m[2] else None))),
     ("nNodes", _of("nodes", lambda m: Nodes(m[1], int(m[2])))),
-    ("Pattern ", _of("paths", lambda m: PathTypes(m[1]))),
+    ("Pattern ", _of("paths", lambda m: Reach(None, None, m[1]))),
+    ("+ PCI[0", _of("no_rate", lambda m: Remark(NcclRemark.NO_RATE, m[1]))),
     ("+ ", _of("link", lambda m: Reach((float(m[2]), m[1]), None))),
     ("+ ", _of("card", lambda m: Reach(None, (float(m[1]), "")))),
     (

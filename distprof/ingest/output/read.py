@@ -399,6 +399,8 @@ def _subject(fields: Mapping[str, str], writer: int | None) -> int | None:
     that group is the default one, and then says more than a launcher's prefix, which may be local.
     """
     named, group = fields.get("rank", ""), fields.get("group", "") or fields.get("pg", "")
+    if not named and (told := _HOW["told"].match(fields.get("message", ""))):
+        named = told[1]
     if not named and group in (DEFAULT_GROUPS if writer is None else DEFAULT_GROUPS[:1]):
         named = fields.get("own", "")
     return int(named) if named.isdigit() and len(named) < 8 else writer

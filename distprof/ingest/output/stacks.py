@@ -221,11 +221,14 @@ def calls_of(frames: Sequence[str], pattern: re.Pattern[str] = FRAME) -> tuple[s
         match = pattern.match(line)
         if match and (match["line"] or not _HOW["runtime"].match(match["name"])):
             path = match["file"] or ""
-            place = path.rpartition("/")[2] or "native"
             number = f":{match['line']}" if match["line"] else ""
+            file = path.rpartition("/")[2]
+            is_cut = pattern is _HOW["native"] and "." not in file
+            place = "native" if is_cut or not file else file
             call = f"{match['name']} ({place}{number})"[:_MAX_TEXT]
-            tells = _tells(path, match["name"]) or _HOW["waits"].match(call)
-            calls.append((call, bool(tells) or not _HOW["library"].search(path)))
+            waits = _HOW["waits"].match(call) or (not calls and _HOW["locks"].match(call))
+            tells = bool(waits) or _tells(path, match["name"])
+            calls.append((call, tells or not _HOW["library"].search(path)))
     if not calls and frames and (match := pattern.match(frames[0])):
         where = (match["file"] or "native").rpartition("/")[2]
         calls = [(f"{match['name']} ({where})"[:_MAX_TEXT], True)]

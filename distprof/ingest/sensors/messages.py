@@ -106,11 +106,8 @@ def take_journal(line: str, collector: Collector) -> None:
     """Read an entry of ``journalctl -o json``; a damaged one is counted."""
     if not holds_marks(line):
         return
-    try:
-        entry: Any = msgspec.json.decode(line)
-    except (msgspec.DecodeError, RecursionError, UnicodeError):
-        entry = None
-    message = entry.get("MESSAGE") if isinstance(entry, dict) else None
+    entry = _object_in(line)
+    message = entry.get("MESSAGE")
     if not isinstance(message, str):
         collector.left_out["unreadable entries of the journal skipped"] += 1
         return
@@ -122,6 +119,15 @@ def take_journal(line: str, collector: Collector) -> None:
     time = "" if t_ns is None else f"{datetime.fromtimestamp(t_ns // NS_PER_S, UTC):%FT%TZ}"
     named = host if isinstance(host, str) and _PATTERNS["host"].fullmatch(host) else ""
     _take(message, _Stamp(named, t_ns, "none" if t_ns is None else "epoch", time), collector)
+
+
+def _object_in(line: str) -> Any:
+    """The JSON object in a line; empty if it is damaged or anything else."""
+    try:
+        found: Any = msgspec.json.decode(line)
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def parsed_time(text: str, form: str) -> int | None:
@@ -263,11 +269,8 @@ LARGEST = 1e18
 
 def take_monitor_line(line: str, collector: Collector) -> None:
     """Read one sample of all GPUs of a host."""
-    try:
-        sample: Any = msgspec.json.decode(line)
-    except (msgspec.DecodeError, RecursionError, UnicodeError):
-        sample = None
-    time = sample.get("time") if isinstance(sample, dict) else None
+    sample = _object_in(line)
+    time = sample.get("time")
     when = time_of(time) if isinstance(time, str) else None
     if when is None:
         collector.left_out["unreadable samples skipped"] += 1

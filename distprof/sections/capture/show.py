@@ -264,9 +264,9 @@ def _coverage(report: Report) -> list[tuple[str, str]]:
     if unexplained:
         texts.append(f"{short_ranks(unexplained)} (disturbed by the start of the profiler)")
     return [
-        ("ranks", "" if no_traces else _folded_or_none(capture.ranks_present)),
+        ("ranks", "" if no_traces else short_ranks(capture.ranks_present) or "none"),
         ("ranks left out" if chosen else "ranks missing", short_ranks(capture.ranks_missing)),
-        ("steps", short_ranks(report.capture.steps) if report.capture.steps else ""),
+        ("steps", short_ranks(report.capture.steps)),
         ("steps left out", ", ".join(texts)),
         ("step time", _step_time_text(report)),
         ("step windows", step_time.note.rstrip(".")),
@@ -298,7 +298,3 @@ def _step_time_text(report: Report) -> str:
     if step_time.cv is not None and step_time.num_steps > 1:
         text += f", varies by {format_ratio(step_time.cv)}"
     return text
-
-
-def _folded_or_none(ranks: tuple[int, ...]) -> str:
-    return short_ranks(ranks) if ranks else "none"

@@ -23,8 +23,13 @@ from distprof.ingest.output.stacks import calls_of_traceback, last_own
 from distprof.run.logs import JobOutput, NcclLog, OutputEvent, OutputStack
 from distprof.run.run import Run
 from distprof.sections.ending import FAILED, STUCK, EndingLine, EndingResult
-from distprof.sections.ending.positions import diagnose_positions, operation_kind, timeout_sentences
-from distprof.sections.ending.stacks import diagnose_stacks, stacks_of
+from distprof.sections.ending.positions import (
+    as_it_began,
+    diagnose_positions,
+    operation_kind,
+    timeout_sentences,
+)
+from distprof.sections.ending.stacks import collective_in, diagnose_stacks, said_by, stacks_of
 from distprof.sections.ending.words import words
 from distprof.sections.table import counted
 from distprof.units import capitalized, format_bytes, format_duration, name_ranks
@@ -78,14 +83,27 @@ def diagnose_output(output: JobOutput) -> EndingResult:
         why = "Its author says that it stands. Healthy jobs print the same up to there."
         verdict += f" T{error[3:]}." if (error := _last_error(output)) else ""
         found = replace(found, state=STUCK, verdict=verdict, why=(*found.why, why))
-    found = _during_phase(_while_preparing(_elsewhere(found, output), output), whole)
+    found = _while_preparing(_elsewhere(found, output), output)
+    if found.positions and (at := class_of("complaint", said_by(output))) and at.says:
+        found = _amid(found, f"Its author says that it stands{at.says}.", at.text)
+    where = (last_own(_frames(e)) for e in _of(output, "exception", "cut") if "type" not in e.fields
+             or words().search("of_others", e.fields.get("message", "")))  # fmt: skip
+    if found.positions and (place := next((one for one in where if one[:1] not in "<"), "")):
+        found = _amid(found, f"A traceback shows a process in {place}.")
+    found = _during_phase(found, _without_title(whole))
+    began = as_it_began(output) if found.positions else ""
+    found = _amid(found, began) if began else found
     found = _once_finished(found, whole, _why_mixed(output) if cause is _mixed else "")
     events = said_in(output)
     failed = {event.rank for event in events if event.rank is not None} - set(found.ranks)
     return replace(
         found,
         num_followers=len(failed) if found.state == FAILED else 0,
-        why=(*found.why, *timeout_sentences(found.positions), *_followers(failed, found), *earlier),
+        why=(
+            *(_last_bar(output) if found.cause in words().kinds["outside"] else ()),
+            *(*found.why, *timeout_sentences(found.positions), *_followers(failed, found)),
+            *earlier,
+        ),
         next_steps=found.next_steps or tuple(_steps(found)),
         lines=tuple(
             EndingLine(rank=e.rank, file=e.file, line=e.line, about=about_of(e), text=e.text)
@@ -97,12 +115,27 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     )
 
 
+def _last_bar(output: JobOutput) -> Iterator[str]:
+    """How far a job came that was ended, according to the last bar of progress near its end."""
+    lines = next(iter(output.ends.values()), ()) if len(output.ends) == 1 else ()
+    for bar in [b for line in lines for b in re.finditer(words().patterns["bar"], line)][-1:]:
+        of = f" (“{bar['name'].strip()}”)" if bar["name"] else ""
+        yield f"Its last bar of progress is at {int(bar['done']):,} of {int(bar['total']):,}{of}."
+
+
 def _without_title(output: JobOutput) -> JobOutput:
     """What a job printed, without the title of a thread over it, if it shows a cause itself."""
-    told = (e for e in said_in(output) if e.line == 1 and not e.again)
-    titles = [e for e in told if words().search("title", e.text)]
+    apart = {file for file, lines in output.ends.items() if lines[1:2] == ("",)}
+    first = [e for e in said_in(output) if e.line == 1]
+    titles = [e for e in first if e.file in apart or words().search("title", e.text)]
+    events = (replace(e, line=e.again) if e.again and e in titles else e for e in output.events)
+    output = replace(output, events=tuple(events))  # what the output repeats counts there
     own = replace(output, events=tuple(e for e in output.events if e not in titles))
-    return own if titles and any(cause(own) for cause in _ROOTS) else output
+    later = {e.name: e.fields.keys() for e in said_in(own) if e.line > 1}
+    again = [e for e in titles if e.name in later and e.fields.keys() <= later[e.name]]
+    is_told = "store" in {e.yields for e in titles} & {e.yields for e in own.events}
+    is_told = is_told or any(e.file in apart for e in again)
+    return own if is_told or (titles and any(cause(own) for cause in _ROOTS)) else output
 
 
 _STARTS = ("set-up", "ready", "joining", "stage")
@@ -225,8 +258,7 @@ def _elsewhere(found: EndingResult, output: JobOutput) -> EndingResult:
         return found
     stacks = diagnose_stacks(output)
     if stacks is not None and stacks.ranks and found.cause != "stacks":
-        why = (found.verdict, *stacks.why)
-        return replace(stacks, positions=found.positions, why=why)
+        return replace(stacks, positions=found.positions, why=(found.verdict, *stacks.why))
     if stacks is not None and found.cause == "frozen":
         shown = stacks.verdict.partition(": ")[2].partition(". ")[0].rstrip(".")
         return _amid(found, f"A stack shows that {shown}.", *stacks.next_steps[:1])
@@ -246,9 +278,10 @@ def _elsewhere(found: EndingResult, output: JobOutput) -> EndingResult:
 
 
 def _while_preparing(found: EndingResult, output: JobOutput) -> EndingResult:
-    """A wait during which another process prepared the data set, or evaluated."""
-    event = next(iter(_of(output, "preparing")[::-1]), None)
-    if event is None or found.state != STUCK or found.ranks or not _prepares(event):
+    """A wait, or an end without a message, while another process prepared data or evaluated."""
+    bars = (e for e in reversed(_of(output, "preparing")) if e.fields.get("took") != "00:00")
+    is_open = found.state == STUCK or re.search("before its message|cannot be read", found.verdict)
+    if (event := next(bars, None)) is None or not is_open or found.ranks or not _prepares(event):
         return found
     text = f"Meanwhile a process was still at work: {_prepares(event)}."
     return _amid(found, text, *words().steps["preparing"])
@@ -297,21 +330,15 @@ def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
     if last.yields != "phase":
         if first.line - last.line > _JUST_BEFORE:
             return found
-        told = f"Before that, the training had ended (line {last.line:,}): most often, not every "
-        told += "rank enters what follows, such as a save, a test, a barrier or the end of a group."
+        told = words().says("training ended", line=last.line)
         return _amid(found, told, *words().steps["training ended"])
-    why = f"“{last.fields['phase']}” (line {last.line:,}): perhaps one rank takes longer for it "
-    why += "than the timeout, and the watchdog ends a job that is only slow."
+    why = words().says("phase", phase=last.fields["phase"], line=last.line)
     if first.line - last.line <= _JUST_BEFORE:
+        told = f"Before that, the log names {why}"
         if found.cause in ("mismatch", "behind"):
-            return _amid(
-                found,
-                f"Before that, the log names {why.partition(':')[0]}.",
-                *words().steps["phase of some"],
-            )
+            return _amid(found, f"{told.partition(':')[0]}.", *words().steps["phase of some"])
         builds = (_told(e)[1] for e in _of(output, "stage") if last.line in (e.line, e.again))
-        steps = next(builds, words().steps["phase"])
-        return _amid(found, f"Before that, the log names {why}", *steps)
+        return _amid(found, told, *next(builds, words().steps["phase"]))
     also = f"The last phase that the log names before is {why}"
     return replace(found, alternatives=(*found.alternatives, also))
 
@@ -465,10 +492,8 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     events = [
         e
         for e in _of(output, *words().kinds["precedence"])
-        if not (
-            is_survived(e) or e.yields in traps or (e.yields == "port" and _is_avoided(e, output))
-        )
-        and e not in following
+        if not (is_survived(e) or e.yields in traps or e in following)
+        and not (e.yields == "port" and _is_avoided(e, output))
         and (e.yields not in _SURVIVABLE or is_own(e))
         and not (e.yields == "error" and _key(e) in foreign)  # the last line of one
     ]
@@ -481,7 +506,9 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
         event = next((e for e in tries if e.yields == "assert" and "assertion" in e.fields), event)
     same = (e.rank for e in events if _key(e) == _key(event))
     ranks = tuple(sorted({rank for rank in same if rank is not None}))
-    near = (_frames(e) for e in tracebacks if _is_near(e, event))
+    if event.line == 1:  # a title: the traceback under it may be cut
+        tracebacks = _of(output, "cut", "frames")
+    near = (_frames(e) for e in tracebacks if event.line == 1 or _is_near(e, event))
     frames = next((one for one in near if not words().search("launching", one)), "")
     place = last_own(frames)
     line, steps = _told(event) if _row(event).says else _WORDS[event.yields](event)
@@ -493,15 +520,15 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
         line = f"{line.rstrip('.')}, and then {after}" if after != line else line
         steps = advice_on("exception", line) or steps
     without = next(iter(_of(output, "cpu")), None)
-    if without is not None and words().search(
-        "about_gpus", f"{line} {_frames(event)[-_MAX_QUOTE:]}"
-    ):
+    text = f"{line} {_frames(event)[-_MAX_QUOTE:]}"
+    if without is not None and words().search("about_gpus", text):
         told, steps = _told(without)
         line = f"{told}: {line}"
     who = capitalized(name_ranks(ranks)) if ranks else "A process"
+    is_first = len(ranks) == 1 and {e.rank for e in said_in(output)} - {None, *ranks}
     return _made(
         event.yields,
-        f"{who} failed{' first' if len(ranks) == 1 else ''}: {line.rstrip('.')}.",
+        f"{who} failed{' first' if is_first else ''}: {line.rstrip('.')}.",
         event,
         *steps,
         why=(f"Its last own call was {place}.",) if place else (),
@@ -526,13 +553,9 @@ _TO_NEXT = 4
 
 def _first_of(events: list[OutputEvent]) -> OutputEvent:
     """The first of some events: by time across files if all have one, else in the first file."""
-    heads: dict[str, OutputEvent] = {}
-    for event in events:
-        if event.file not in heads or event.line < heads[event.file].line:
-            heads[event.file] = event
-    times = [head.at_s for head in heads.values()]
-    if None not in times:
-        return min(heads.values(), key=lambda head: head.at_s or 0.0)
+    heads = {e.file: e for e in sorted(events, key=lambda e: e.line, reverse=True)}
+    if all(head.at_s is not None for head in heads.values()):
+        return min(heads.values(), key=lambda head: (head.at_s or 0.0, events.index(head)))
     return heads[events[0].file]
 
 
@@ -583,8 +606,8 @@ def _is_avoided(event: OutputEvent, output: JobOutput) -> bool:
 
 def _precedence(event: OutputEvent) -> tuple[int, bool]:
     """Of one kind, a line that names something, and is whole, explains more than another."""
-    named = event.fields.get("names") or event.fields.get("message", ":")
-    return words().kinds["precedence"].index(event.yields), named.rstrip().endswith(":")
+    named = (event.fields.get("names") or event.fields.get("message", ":")).rstrip()
+    return words().kinds["precedence"].index(event.yields), named.endswith((":", ": undefined"))
 
 
 def _is_near(one: OutputEvent, other: OutputEvent, most: int = _NEAR_LINES) -> bool:
@@ -681,7 +704,8 @@ def _assert(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
 
 def _by_class(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     """What is said of an error whose line names no more than a port or a signal."""
-    kind = class_of(event.yields, event.fields.get("port") or event.fields.get("signal", ""))
+    text = event.fields.get("port") or event.fields.get("signal", "code" * ("code" in event.fields))
+    kind = class_of(event.yields, text)
     return (kind.says.format_map(event.fields), (kind.text,)) if kind else (event.text, ())
 
 
@@ -710,7 +734,7 @@ def _last_code(event: OutputEvent) -> str:
 
 def _where_to_look(event: OutputEvent) -> str:
     """The code that raised an exception."""
-    *_, last = ("", *re.findall(words().patterns["package"], _frames(event)))
+    *_, last = ("", *filter(None, re.findall(words().patterns["package"], _frames(event))))
     if last and last != "torch":
         return f"{last} raises it: compare its version with what the program requires (pip show)."
     place = last_own(_frames(event))
@@ -756,14 +780,19 @@ def _signal(event: OutputEvent) -> str:
 
 def _exits(output: JobOutput) -> list[OutputEvent]:
     """Ends of processes, those that a launcher calls the first failure before others."""
-    order = ("exit", "local_exit", "job_exit", "died")
+    order = words().kinds["ends"]
     cancelled = {e.file: e.line for e in reversed(_of(output, "cancelled"))}
     whole = {e.file: e.line for e in _of(output, "cancelled") if e.fields.get("what") == "JOB"}
+    ended = ("SIGTERM", "SIGKILL")  # by torchrun, too: the second after 30 s
+    first = min((e.fields["time"] for e in _of(output, "exit") if "time" in e.fields), default="")
+    later = (e for e in _of(output, "exit") if e.fields.get("time", first) > first)
+    swept = {e.fields.get("pid") for e in later if _signal(e) in ended} - {None}
     exits = [
         e
         for e in _of(output, *order)
-        if not (e.line > whole.get(e.file, e.line))
-        and (_signal(e) not in ("SIGTERM", "SIGKILL") or e.line < cancelled.get(e.file, e.line + 1))
+        if e.line <= whole.get(e.file, e.line)
+        and e.fields.get("pid") not in swept
+        and (_signal(e) not in ended or e.line < cancelled.get(e.file, e.line + 1))
     ]
     if all(e.at_s is not None for e in exits):
         exits.sort(key=lambda e: e.at_s or 0.0)
@@ -791,9 +820,14 @@ def _killed(output: JobOutput) -> EndingResult | None:
 
 def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
     """The end of a process by a signal or an exit code."""
-    name, ranks = _signal(event), _listed(event)
-    who = _subject(event)
-    if event.rank is None and ranks:
+    name, ranks, who = _signal(event), _listed(event), _subject(event)
+    told, tables = ("time", "host", "code"), ("elastic-failure", "elastic-event")
+    # torchrun's times are whole seconds: of those in one, none is known to be the first
+    if event.name in tables and ("time" in event.fields or "root" not in event.fields):
+        same = [e for e in _exits(output) if e.name == event.name and e.rank is not None]
+        same = [e for e in same if all(e.fields.get(n) == event.fields.get(n) for n in told)]
+        ranks = tuple(sorted({e.rank or 0 for e in same}))
+    if ranks and (len(ranks) > 1 or event.rank is None):
         who = f"{capitalized(name_ranks(ranks))}{_at(event)}"
     elif event.rank is None and "local" in event.fields:
         who = f"A process with local rank {event.fields['local']}"
@@ -804,31 +838,23 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
     how = f"was not started: {why.rstrip('.`')}" if why else "died"
     how = f"was {fate}" if fate else how
     how = f"exited with code {code}" if code is not None else how
-    how = f"was ended by {name}" if name else how
+    how = f"{'were' if len(ranks) > 1 else 'was'} ended by {name}" if name else how
     meaning = f": {because.rstrip('.')}" if because else "" if why else _reason(output, code)
     steps = advice_on("exit", f"{event.name} code {code} {why}{fate}")
     if name in words().meanings:
         meaning, steps = words().meanings[name], advice_on("signal", name)
+    shown = (class_of("cut", e.name) for e in _of(output, "frames") if name == "SIGABRT")
+    if cause := next((one for one in shown if one and one.says), None):
+        meaning, steps = f"{meaning}: {cause.says}", (cause.text,)
     if log := event.fields.get("log"):
         steps = (f"Read {log}, to which it printed.", *steps)
-    blamed = (event.rank,) if event.rank is not None else ranks
-    tables = ("elastic-failure", "elastic-event")
-    same = [e for e in _exits(output) if e.name == event.name and e.name in tables]
-    # What tells torchrun's failures apart: without it, the text does not say which came first
-    is_one = len({(e.fields.get("time"), e.fields.get("host")) for e in same}) == 1
-    if is_one and not name and "root" not in event.fields:
-        ranks = blamed = tuple(sorted({e.rank for e in same if e.rank is not None}))
-        who = f"{capitalized(name_ranks(blamed))}{_at(event)}"
-    first = len(ranks) < 2
-    others = {e.rank for e in _exits(output) if e.rank is not None} - set(blamed)
+    blamed = ranks if event.rank is None or event.rank in ranks else (event.rank,)
+    ends = _of(output, *words().kinds["ends"])
+    others = {e.rank for e in ends if e.rank is not None} - set(blamed)
+    first = " first" if others and len(ranks) < 2 else ""
     followed = f" {counted(len(others), 'other')} followed." if others else ""
-    return _made(
-        "killed" if name else "exit",
-        f"{who} {how}{' first' if first and others else ''}{meaning}.{followed}",
-        event,
-        *steps,
-        ranks=blamed,
-    )
+    verdict = f"{who} {how}{first}{meaning}.{followed}"
+    return _made("killed" if name else "exit", verdict, event, *steps, ranks=blamed)
 
 
 def _reason(output: JobOutput, code: int | None = None) -> str:
@@ -870,11 +896,13 @@ def _crash(output: JobOutput) -> EndingResult | None:
     stacks = (s for s in output.stacks if s.file == event.file and s.line >= event.line)
     stack = next(stacks, None)
     own = (f"Read the code of {stack.calls[0]}.",) if stack else advice_on(how, "SIGSEGV")
+    only = "" if event.rank is not None else capitalized(_only_ended(output))
     return _made(
         "crash",
-        f"{_subject(event)} crashed: {what[:_MAX_QUOTE]}{library and f' in {library}'}{meaning}.",
+        f"{only or _subject(event)} crashed: {what[:_MAX_QUOTE]}"
+        f"{library and f' in {library}'}{meaning}.",
         event,
-        *(advice_on("crash", library) if library else ()),
+        *advice_on("crash", library or f"what: {what}"),
         *(advice_on("signal", "SIGBUS") if is_bus else ()),
         *own,
         why=(f"Its last own call was {stack.calls[0]}.",) if stack else (),
@@ -894,16 +922,16 @@ def _mismatch(output: JobOutput) -> EndingResult | None:
         text = ", ".join(f"rank {e.rank} {_launch(e)}" for e in events[:4])
         return _stuck("mismatch", f"ranks launched different collectives: {text}", event)
     one, other = event.rank or 0, int(fields["other"])
+    both = {"one": one, "other": other, "mine": _launch(event), "theirs": _launch(event, "other_")}
     if number is not None and last not in (None, number):
-        text = f"rank {one} is in collective {number} ({_launch(event)}), rank {other} in "
-        text += f"collective {last} ({_launch(event, 'other_')}): one runs more than the other"
+        text = words().says("other number", number=number, last=last, **both)
         late = one if number < (last or 0) else other
         return _stuck("mismatch", text, event, ranks=(late,))
     is_one_kind = fields.get("op") == fields.get("other_op") and "shape" in fields
     what = f"{operation_kind(fields.get('op', ''))} of different sizes as"
     what = what if is_one_kind else "different collectives"
-    text = f"ranks launched {what}{numbered and f' number{numbered}'}: rank {one} "
-    text += f"{_launch(event)}, rank {other} {_launch(event, 'other_')}"
+    what += numbered and f" number{numbered}"
+    text = words().says("other operation", what=what, **both)
     return _stuck("mismatch", text, event, ranks=(one, other))
 
 
@@ -942,7 +970,7 @@ def _missing(output: JobOutput) -> EndingResult | None:
             for name, ranks in [*same.items()][:4]
         )
         return _stuck("mismatch", f"ranks submitted different tensors: {lacks}", event)
-    what = f"never launched {next(iter(absent.values()))[0]}"
+    what = f"never launched {next(iter(absent.values()))[0][-48:].rpartition('/then/')[2]}"
     if "seq" in fields:
         what = f"never launched {_launch(event)} {fields['seq']}"
     elif "Barrier" in event.text:
@@ -965,7 +993,7 @@ def _is_past(event: OutputEvent, output: JobOutput) -> bool:
 def _absent(event: OutputEvent) -> dict[int, list[str]]:
     """The ranks that a line calls missing, each with what it did not submit."""
     lines = re.findall(
-        r"(\d{1,7})!?: \[([^]\n]{1,3000}?)(?: \.{3})?\]", event.fields.get("stalled", "")
+        r"(\d{1,7})!?: \[([^]\n]{1,3000}?)(?: \.{3})?(?:\]|$)", event.fields.get("stalled", "")
     )
     what = [event.fields.get("tensor", "any collective")]
     return {int(n): names.split(", ") for n, names in lines} or dict.fromkeys(event.ranks(), what)
@@ -997,8 +1025,7 @@ def _reached(output: JobOutput) -> EndingResult | None:
     """Ranks that waited in a monitored barrier for the rank that leads it."""
     events = _of(output, "reached")
     leader = int(events[0].fields["other"])
-    text = f"{name_ranks(e.rank or 0 for e in events)} waited in a monitored barrier for rank "
-    text += f"{leader}, which came too late, ended, or waited for a rank that its log names"
+    text = words().says("leader", who=name_ranks(e.rank or 0 for e in events), leader=leader)
     steps = (step.format(leader=leader) for step in words().steps["monitored barrier"])
     return replace(_stuck("behind", text, events[0], *steps), suspects=(leader,))
 
@@ -1037,6 +1064,7 @@ def _store(output: JobOutput) -> EndingResult | None:
     who = "a process" if event.rank is None else f"rank {event.rank}"
     sender = event.number("sender") if "sender" in fields else event.number("other")
     is_member = event.number("own") not in (None, event.rank)
+    is_later = (event.number("key") or 1) > 1  # a barrier of another than the first process group
     if says:
         what = says
     elif sender is not None:
@@ -1052,7 +1080,7 @@ def _store(output: JobOutput) -> EndingResult | None:
         absent = {*range(min(size, _MAX_NAMED))} - {e.rank for e in events}
         if "joined" in fields and size - int(fields["joined"]) == len(absent):
             what += f": {name_ranks(absent)} did not"
-        if _is_of_later_group(event):
+        if is_later:
             what = what.replace("joined the rendezvous", f"came to process group {fields['key']}")
         if int(fields.get("joined", 0)) > int(fields["expected"]):
             what = words().store["too many"].format_map(fields)
@@ -1062,13 +1090,12 @@ def _store(output: JobOutput) -> EndingResult | None:
         what = words().store[known].format_map({**fields, "who": who, "address": address})
     steps = words().steps["store"]
     if sender is not None:
-        why = ", and get its stack (py-spy dump): it did not come to the first collective of this "
-        why += "group, or of these two ranks"
+        why = words().said["identifier"]
         why = ": the process that serves the store ended before" if "lost" in fields else why
         steps = (f"Read the log of {whom}{why}.", steps[0])
     elif event.number("expected") is not None and (event.number("joined") or 0) > size:
         steps = words().steps["too many processes"]
-    elif _is_of_later_group(event):
+    elif is_later:
         steps = words().steps["later group"]
     named = next((e for e in _of(output, "hint") if e.fields.get("name", "\n") in what), None)
     if named is not None:
@@ -1078,15 +1105,9 @@ def _store(output: JobOutput) -> EndingResult | None:
     return found if sender is None or is_member else replace(found, suspects=(sender,))
 
 
-def _is_of_later_group(event: OutputEvent) -> bool:
-    """Whether a store's barrier is not that of the first process group, which all ranks join."""
-    return (event.number("key") or 1) > 1
-
-
 def _unreachable(output: JobOutput) -> EndingResult | None:
     """An address that a process could not reach before others timed out, perhaps because of it."""
-    events = _of(output, "store", "timeout", "position", "missing", "mismatch")
-    first = next(iter(events), None)
+    first = next(iter(_of(output, "store", "timeout", "position", "missing", "mismatch")), None)
     return _store(output) if first is not None and "address" in first.fields else None
 
 
@@ -1097,7 +1118,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
     explained = [e for e in events if e.name != "nccl-result"]
     # A plugin that could not start leaves a result, too, and the job continues.
     events = explained or [e for e in events if _is_at_end(e, output)]
-    if not events:
+    dogs = {e.file: e.line for e in reversed(_of(output, "timeout"))}  # they end their process
+    if not events or all(e.yields == "peer" and e.line > dogs.get(e.file, e.line) for e in events):
         return None
     event = events[0]
     if event.yields != "network":  # NCCL names the reason after the error
@@ -1166,8 +1188,9 @@ _UNNAMED = ", and its lines do not name that rank"
 def _frozen(output: JobOutput) -> EndingResult | None:
     events = _of(output, "frozen", "timeout")
     ranks = sorted({event.rank for event in events if event.rank is not None})
-    event = min(events, key=lambda e: ("tag" not in e.fields, e.name == "npu-sync"))
-    who = name_ranks(ranks) if ranks else "a process"
+    least = ("npu-sync", "operations-failed")
+    event = min(events, key=lambda e: ("tag" not in e.fields, e.name in least))
+    who = name_ranks(ranks) if ranks else _only_ended(output) or "a process"
     kinds = {operation_kind(e.fields["op"]) for e in events if "op" in e.fields}
     where = f" in {', '.join(sorted(kinds))}" if kinds else ""
     if (row := _row(event)).says:
@@ -1180,7 +1203,11 @@ def _frozen(output: JobOutput) -> EndingResult | None:
             whom += f" (HCCL reports that {fields['device']} is stuck)"
         group = fields.get("group", "")
         whom += f" of {group}" if "remote" in fields and group else ""
-        where = f" in {operation_kind(fields['tag'])}" if "tag" in fields else ""
+        raised = _of(output, "cut", "exception", "frames")
+        where = collective_in(stacks_of(replace(output, stacks=_stacks_of(raised))))
+        where = f" in {operation_kind(fields['tag'])}" if "tag" in fields else where
+        named = {e.rank for e in raised if e.rank is not None}
+        who = name_ranks(named) if len(named) == 1 and not ranks else who
         unnamed = "" if "remote" in fields or event.name != "gloo-timeout" else _UNNAMED
         took = f"for {format_duration(limit * 1_000_000)} " if limit else ""
         return _stuck(
@@ -1193,17 +1220,18 @@ def _frozen(output: JobOutput) -> EndingResult | None:
     seconds = max((event.number("seconds") or 0 for event in events), default=0)
     happened = f"made no progress for {seconds} s" if seconds else "timed out"
     suspects, behind = _with_fewest_pending(events)
-    return replace(
-        _stuck(
-            "frozen",
-            f"the {dogs} of {who} {happened}{where}, and {whose} lines name no "
-            f"{'rank' if kinds else 'collective'}{behind}",
-            events[0],
-            "Get the Python stacks of all ranks: py-spy dump --pid PID.",
-            ranks=ranks if len(ranks) == 1 else (),
-        ),
-        suspects=suspects,
-    )
+    text = f"the {dogs} of {who} {happened}{where}, and {whose} lines name no "
+    text += f"{'rank' if kinds else 'collective'}{behind}"
+    steps = words().steps["waited"][1:]
+    found = _stuck("frozen", text, events[0], *steps, ranks=ranks if len(ranks) == 1 else ())
+    return replace(found, suspects=suspects)
+
+
+def _only_ended(output: JobOutput) -> str:
+    """The process that a signal ended, if a launcher names one; else empty."""
+    ended = [e.fields for e in _of(output, "local_exit") if _signal(e) and "pid" in e.fields]
+    text = "the process with local rank {local} (pid {pid})"
+    return text.format_map(ended[0]) if len(ended) == 1 else ""
 
 
 def _with_fewest_pending(events: Iterable[OutputEvent]) -> tuple[tuple[int, ...], str]:
@@ -1214,19 +1242,18 @@ def _with_fewest_pending(events: Iterable[OutputEvent]) -> tuple[tuple[int, ...]
     suspects = tuple(sorted(rank for rank, count in counts.items() if count == least))
     if least == most or 2 * len(suspects) > len(counts):
         return (), ""
-    has = "have" if len(suspects) > 1 else "has"
-    return suspects, (
-        f". {capitalized(name_ranks(suspects))} {has} {least:,} collectives pending, others up to "
-        f"{most:,}: look at {name_ranks(suspects)} first"
-    )
+    them, has = name_ranks(suspects), "have" if len(suspects) > 1 else "has"
+    who = f"{capitalized(them)} {has}"
+    return suspects, words().says("fewest pending", who=who, least=least, most=most, them=them)
 
 
 def _died(output: JobOutput) -> EndingResult | None:
     """A process whose end its scheduler noticed: what others lost then only follows."""
     events = (e for e in _of(output, "died") if not _signal(e))
+    first = ("ray-node", "ray-owner")
     event = min(
         events,
-        key=lambda e: ("fate" not in e.fields, e.name != "ray-node", e.name == "pod-restarts"),
+        key=lambda e: ("fate" not in e.fields, e.name not in first, e.name == "pod-restarts"),
         default=None,
     )
     if event is not None and event.name == "engine-died" and _of(output, "nccl"):
@@ -1236,7 +1263,8 @@ def _died(output: JobOutput) -> EndingResult | None:
 
 def _exited(output: JobOutput) -> EndingResult | None:
     without_code = ("sagemaker-exit", "elastic-event", "no-error-file")
-    exits = (e for e in _exits(output) if _signal(e) or e.number("code") or e.name in without_code)
+    exits = (e for e in _exits(output) if _signal(e) or e.number("code") or e.name in without_code
+             or "root" in e.fields)  # fmt: skip
     event = next(exits, None)
     if event is None:
         return None
@@ -1321,14 +1349,11 @@ def _cut(output: JobOutput, kind: str = "cut") -> EndingResult | None:
     if _of(output, "complaint") and place and not why and "type" not in event.fields:
         says = "the job is said to stand still. A traceback without its message shows it in"
         return _undecided("complaint", f"{says} {place}", "complaint")
-    told, where = (
-        f"{_subject(event)} failed with {kind}{why}, {lacks}",
-        f", in {place}" if place else "",
-    )
+    told = f"{_subject(event)} failed with {kind}{why}, {lacks}"
+    where = f", in {place}" if place else ""
     warning = _warning_near(event, output, _BETWEEN_RUNS)
     if warning is not None and "bare" not in event.fields:
-        told = f"{_subject(event)} failed, most likely after NCCL's warning “{_warned(warning)}”. "
-        told += "The text ends before the message of the exception"
+        told = words().says("warned", who=_subject(event), warned=_warned(warning))
     return _made(
         "exception",
         f"{told}{where}.",
@@ -1453,9 +1478,8 @@ def _joining(output: JobOutput) -> EndingResult | None:
     if nodes:
         least = max((e.number("nodes") or 0 for e in events), default=0)
         count = f"{len(nodes):,} of {'at least ' if least else ''}{least or 'the'} hosts"
-        text = f"the text ends before all hosts joined. {count} ({', '.join(sorted(nodes)[:4])}) "
-        text += f"{'wait' if len(nodes) > 1 else 'waits'} for the rendezvous: the others did not "
-        return _undecided("joining", f"{text}come to it, or came to another", "join")
+        who = f"{count} ({', '.join(sorted(nodes)[:4])}) {'wait' if len(nodes) > 1 else 'waits'}"
+        return _undecided("joining", words().says("hosts", who=who), "join")
     ended = {e.number("complete") for e in events}
     keys = {n for e in events if (n := e.number("key")) is not None} - ended
     events = [e for e in events if e.number("key") in (None, max(keys, default=None))]
@@ -1469,13 +1493,11 @@ def _joining(output: JobOutput) -> EndingResult | None:
         if not size or not _is_at_end(last, output, STAGE_LINES):
             return None
         did, library = "joined" if is_done else "began to join", _backend(output)
-        text = f"all {size:,} ranks {did} the process group, and the text ends there. The set-up "
-        text += f"of {library} and the first collective come next"
+        text = words().says("all joined", size=size, did=did, library=library)
         return _undecided("joining", text, f"{library} is ready")
     who = f"{capitalized(name_ranks(begun))} of {size:,} {'wait' if len(begun) > 1 else 'waits'}"
     others = name_ranks({*range(min(size, _MAX_NAMED))} - begun)
-    text = f"the text ends before all joined the process group. {who} for it, and {others} printed "
-    return _undecided("joining", f"{text}nothing about it", "join")
+    return _undecided("joining", words().says("some joined", who=who, others=others), "join")
 
 
 def _crossed(output: JobOutput) -> EndingResult | None:
@@ -1509,17 +1531,15 @@ def _backend(output: JobOutput) -> str:
     """The library of the job's collectives, if its lines name it, such as ``NCCL``."""
     told = {name for e in _of(output, "backend") for name in e.fields}
     texts = (e.text for e in output.events if e.yields not in ("joining", "complaint", "backend"))
-    return next(
-        iter(sorted(told)), "NCCL" if any("NCCL" in t for t in texts) else "the collective library"
-    )
+    default = "NCCL" if any("NCCL" in text for text in texts) else "the collective library"
+    return min(told, default=default)
 
 
 def _complained(output: JobOutput) -> EndingResult | None:
     """A text that says itself that the job stands still, and shows nothing else."""
     why = next((e.fields["why"] for e in _of(output, "complaint") if "why" in e.fields), "")
     if why:
-        text = f"the job is said to stand still because “{why}”. The text holds no time-out, end or"
-        text += f" stack that shows it{_last_error(output)}"
+        text = words().says("because", why=why, error=_last_error(output))
         said = _undecided("complaint", text, "complaint")
         steps = words().steps["uneven"] if words().search("uneven", why) else ()
         return replace(said, next_steps=(*steps, *said.next_steps))
@@ -1529,7 +1549,7 @@ def _complained(output: JobOutput) -> EndingResult | None:
     if re.search(r"NCCL INFO Channel \d", shown):
         text = "the text ends while NCCL sets up: its last lines connect channels"
         return _undecided("set-up", text, "set-up")
-    at = class_of("complaint", "\n".join(e.text for e in _of(output, "complaint")))
+    at = class_of("complaint", said_by(output))
     unknown = ". The text shows no reason" if at else ", but the text shows no reason"
     found = "" if shown.startswith(_FIRST_TROUBLE) else unknown
     lacks = "It holds no time-out, end or Python stack"
@@ -1561,11 +1581,6 @@ _MIN_SAID = 16  # a shorter line, such as a heading, tells nothing
 _FIRST_TROUBLE = "The first trouble that it prints is"
 
 
-def _aside(_: JobOutput) -> EndingResult | None:
-    """What a text shows whose only exception is one that is ignored."""
-    return _undecided("aside", words().alone["aside"], "aside")
-
-
 def _calls(output: JobOutput) -> EndingResult | None:
     """Ranks whose last call of a group is behind that of others, if calls are logged."""
     named = (e for e in _of(output, "setup") if "comm" in e.fields)
@@ -1587,15 +1602,15 @@ def _calls(output: JobOutput) -> EndingResult | None:
             kinds.setdefault(_launch(event), []).append(rank)
         if is_whole and not late and len(kinds) > 1:
             told = (f"{name_ranks(ranks)} {kind}" for kind, ranks in kinds.items())
-            text = f"ranks launched different collectives as number {highest:,}: "
-            text += "; ".join([*told][:4])
+            what = "; ".join([*told][:4])
+            text = f"ranks launched different collectives as number {highest:,}: {what}"
             return _stuck("mismatch", text, next(e for _, e in last.values()))
         if not is_whole or not late or 2 * len(late) > len(last):
             continue
         at, event = min(late.values(), key=lambda one: one[0])
         ahead = next(e for number, e in last.values() if number == highest)
-        text = f"{name_ranks(late)} launched nothing after number {at:,} ({_launch(event)}), and "
-        text += f"the others launched number {highest:,} ({_launch(ahead)})"
+        last_calls = {"at": at, "what": _launch(event), "highest": highest, "ahead": _launch(ahead)}
+        text = words().says("calls", who=name_ranks(late), **last_calls)
         why = "If the text was cut while the job ran, ranks may differ by a few calls."
         return replace(_stuck("behind", text, event, ranks=late), alternatives=(why,))
     return None
@@ -1744,7 +1759,7 @@ def _nan(output: JobOutput) -> EndingResult | None:
     events = [e for e in events if "norm" not in e.fields or e in norms]
     if not events:
         return None
-    event = min(events, key=lambda e: ("norm" in e.fields, e.number("scale") or 0))
+    event = min(events, key=lambda e: ("norm" in e.fields, float(e.fields.get("scale", 0))))
     is_once = len(events) == 1 and not (event.again or _is_at_end(event, output, 1))
     if is_once and _of(output, "complaint"):
         return None
@@ -1759,6 +1774,7 @@ def _nan(output: JobOutput) -> EndingResult | None:
         told, steps = f"The gradient norm was NaN{at} and later", advice_on("nan", "norm")
         return _made("nan", f"{told}.", event, *steps)
     what = "A gradient" if "grad" in event.fields else "The loss"
+    what += "" if event.rank is None else f" of rank {event.rank}"
     return _made("nan", f"{what} became NaN{at}.", event, *advice_on("nan", ""))
 
 
@@ -1802,6 +1818,6 @@ _CAUSES: dict[Callable[[JobOutput], EndingResult | None], tuple[str, ...]] = {
     partial(_cut, kind="frames"): (),
     _complained: ("complaint",),
     _hinted: (),
-    _aside: ("aside",),
+    lambda _: _undecided("aside", words().alone["aside"], "aside"): ("aside",),
 }
 """Causes, each with the kinds of lines without one of which it is not tried."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -87,9 +88,9 @@ def _merged(
         before = replace(
             before,
             op=fields.get("op", ""),
-            size=fields.get("numel_in", "") or fields.get("shape", ""),
-            waited_ms=event.number("ran_ms"),
-            timeout_ms=event.number("timeout_ms"),
+            size=fields.get("numel_in") or fields.get("shape") or before.size * (not is_first),
+            waited_ms=event.number("ran_ms") or (None if is_first else before.waited_ms),
+            timeout_ms=event.number("timeout_ms") or (None if is_first else before.timeout_ms),
         )
     seq = seq if is_first and seq is not None else before.seq
     return replace(before, seq=seq, enqueued=enqueued, completed=completed)
@@ -128,8 +129,7 @@ def _root(late: EndingResult, found: Mapping[str, EndingResult]) -> EndingResult
             texts = (one.verdict.removeprefix("Stuck: ").rstrip(".") for one in (late, other))
             return _stuck(
                 "mismatch",
-                "ranks launched operations of two process groups in opposite orders, and wait for "
-                f"each other in a circle. {capitalized('. '.join(texts))}.",
+                words().says("circle", what=capitalized(". ".join(texts))),
                 (*late.positions, *other.positions),
                 next_steps=words().steps["opposite orders"],
             )
@@ -146,8 +146,7 @@ def _in_groups(waiting: Mapping[str, Sequence[EndingPosition]]) -> EndingResult:
     )
     return _stuck(
         "unfinished",
-        f"{'; '.join([*texts][:4])}. These are different process groups: in none of them did a "
-        "rank print that is behind.",
+        words().says("groups", what="; ".join([*texts][:4])),
         [one for some in waiting.values() for one in some],
         alternatives=words().steps["different groups"],
     )
@@ -170,6 +169,8 @@ def _wait_text(name: str, waiting: Sequence[EndingPosition]) -> str:
     texts = []
     for some in by_number.values():
         what = _operation(max(some, key=lambda one: (bool(one.op), one.seq is not None)), shown)
+        if {(one.op, one.size) for one in some} - {("", "")} == {("ALLREDUCE", "1")}:
+            what += " (1 element, as in a barrier)"
         texts.append(f"{_who(some, name)} {_verb(some, 'wait')} in {what}")
     return "; ".join(texts[:4])
 
@@ -201,36 +202,35 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
     silent = _silent(positions, output)
     text = _wait_text(name, waiting)
     if silent:
-        of_them, are = name_ranks(silent), "they are" if len(silent) > 1 else "it is"
-        rest = f", and {of_them} printed nothing about it: {are} the first suspect."
+        who, are = name_ranks(silent), "they are" if len(silent) > 1 else "it is"
+        rest = words().says("silent", who=who, are=are)
         at_last = [f"{name_ranks([rank])}: “{output.last_lines[rank][:_MAX_QUOTE]}”"
-                   for rank in silent if rank in output.last_lines]  # fmt: skip
+                   for rank in silent if rank in output.last_lines
+                   and not words().search("of_torch", output.last_lines[rank])]  # fmt: skip
         # Whether a file ends in the lines of its watchdogs: those of other ranks may be cut off
         last = ((e.file, e.line) for e in output.events if e.yields in _OF_WATCHDOGS)
         ends = (output.lines_of.get(file, 0) - line for file, line in dict(last).items())
         if at_last:  # it did print, but not about the time-out
             rest += f" The last line of {', of '.join(at_last[:3])}."
         elif min(ends, default=_CUT_LINES + 1) <= _CUT_LINES:
-            rest = f", and the text ends there. If {of_them} printed nothing about it, {are} the "
-            rest += "first suspect."
+            rest = words().says("ends there", who=who, are=are)
         return _stuck("silent", text + rest, positions, suspects=silent)
     frozen = sorted(_ranks_of("frozen", output) - {one.rank for one in waiting})
     if frozen and all(one.is_global for one in positions):
-        text += f". {capitalized(name_ranks(frozen))} {_verb(frozen, 'report')} that the watchdog "
-        text += "itself hangs in a call of CUDA or NCCL, or waits for the GIL: look there first."
+        who = f"{capitalized(name_ranks(frozen))} {_verb(frozen, 'report')}"
+        text += f". {words().says('frozen, too', who=who)}"
         return _stuck("unfinished", text, positions, suspects=tuple(frozen))
     if len(waiting) > 1 and all(one.op == "SEND" for one in waiting):
-        text += ". All of them send, and none receives: let one of two neighbours receive first."
-        return _stuck("unfinished", text, positions)
-    if len(positions) == 1 and positions[0].rank and (moved := _bar_moved(output)):
-        text += f". Meanwhile a bar of progress, most often that of rank 0, moved on {moved}: the "
-        text += "rank that draws it was at work, and had not come to that operation."
-        steps = (*words().steps["moving bar"], *words().steps["record"])
+        return _stuck("unfinished", f"{text}. {words().said['all send']}", positions)
+    moved = _bar_moved(output) if len(positions) == 1 and positions[0].rank else ""
+    sign = "moving bar" if moved else "late start"
+    if what := moved or _late_starts(output):
+        text += f". {words().says(sign, what=what)}"
+        steps = (*words().steps[sign], *words().steps["record"])
         return _stuck("silent", text, positions, next_steps=steps)
     text += f". {_whether_behind(waiting, positions, output)}"
     sizes = sorted({int(p.size) for p in shared if p.op == "COALESCED" and p.size.isdigit()})
-    differ = f"They pass {' and '.join(f'{n:,}' for n in sizes[:3])} elements: only sends and "
-    differ += "receives may differ. In an all-reduce or all-gather, ranks took different paths."
+    differ = words().says("sizes", sizes=" and ".join(f"{n:,}" for n in sizes[:3]))
     return _stuck("unfinished", text, positions, alternatives=(differ,) * (len(sizes) > 1))
 
 
@@ -242,23 +242,64 @@ def _whether_behind(
     everyone = {rank for e in joined if e.number("seq") == waiting[0].seq for rank in e.ranks()}
     if everyone:
         who = capitalized(name_ranks(sorted(everyone)))
-        return f"{who} launched it, and it did not finish: no rank is behind."
+        return words().says("joined", who=who)
     lost = _ranks_of("peer", output) - {one.rank for one in positions}
     if len(positions) > 1 and lost and all(one.is_global for one in positions):
-        reports = f"{capitalized(name_ranks(lost))} report{'s' if len(lost) == 1 else ''}"
-        return (
-            f"No rank that printed where it stands is behind. {reports} a lost connection, and no "
-            "time-out in it: look there first."
-        )
+        who = f"{capitalized(name_ranks(lost))} report{'s' if len(lost) == 1 else ''}"
+        return words().says("lost", who=who)
     own = {one.rank for one in positions if one.op in ("send", "recv")}
     if any(event.name == "gloo-timeout" and event.rank not in own for event in output.events):
-        return (
-            "Meanwhile processes waited in an operation of gloo, too: compare what the ranks do "
-            "there, for they may have taken different paths."
-        )
+        return words().said["gloo"]
+    members = _members(output)
+    size = f" By its sizes, {members:,} ranks take part." if len(waiting) < members else ""
     if len(positions) > 1:
-        return "No rank that printed is behind."
-    return "No other rank printed where it stands."
+        return f"No rank that printed is behind.{size}"
+    return f"No other rank printed where it stands.{size}"
+
+
+def _members(output: JobOutput) -> int:
+    """The size of the only group whose operations show it by what goes in and out; 0 if unknown."""
+    found = set()
+    for event in output.events:
+        op = event.fields.get("op", "").lstrip("_")
+        least, most = sorted((event.number("numel_in") or 0, event.number("numel_out") or 0))
+        if op.startswith(("ALLGATHER", "REDUCE_SCATTER")) and 0 < least < most:
+            found.add(0 if most % least else most // least)
+    return found.pop() if len(found) == 1 else 0
+
+
+def _late_starts(output: JobOutput) -> str:
+    """Processes that called NCCL for the first time after the first time-out of a watchdog."""
+    first = next(e for e in output.events if e.yields in _OF_WATCHDOGS)
+    setups = [e for e in output.events if e.yields == "setup" and e.file == first.file]
+    known = {e.fields["process"] for e in setups if e.line < first.line}
+    begun = {e.fields["process"] for e in setups if e.fields["stage"] == "Bootstrap"}
+    return " and ".join(f"process {name}" for name in sorted(begun - known)[:2])
+
+
+def as_it_began(output: JobOutput) -> str:
+    """What the log said when the wait that a watchdog ended began; empty if unknown.
+
+    Without dates, because loggers write them in many ways: a wait is shorter than a day.
+    """
+    event = next((e for e in output.events if e.number("ran_ms")), None)
+    if event is None:
+        return ""
+    lines = output.ends.get(event.file, ())
+    at = max(event.line - 1 - output.lines_of[event.file] + len(lines), 0)
+    times = [words().search("moment", line) for line in lines]
+    ended = next((_second_of_day(time) for time in times[at:] if time), 0)
+    began = ended - (event.number("ran_ms") or 0) // 1000
+    near = (t for t in times[:at] if t and abs(_second_of_day(t) - began) % _DAY_S <= _AT_ONCE_S)
+    said = [time[4] for time in near if time[4]]
+    return words().says("began", said=said[-1][:_MAX_QUOTE]) if said and ended else ""
+
+
+_AT_ONCE_S, _DAY_S = 2, 24 * 3600
+
+
+def _second_of_day(time: re.Match[str]) -> int:
+    return 60 * (60 * int(time[1]) + int(time[2])) + int(time[3])
 
 
 def _bar_moved(output: JobOutput) -> str:
@@ -370,7 +411,9 @@ def _silent(positions: Sequence[EndingPosition], output: JobOutput) -> tuple[int
         return ()
     told = (e.rank for e in output.events if e.yields in words().kinds["reports"])
     known = {*(one.rank for one in positions), *(rank for rank in told if rank is not None)}
-    world = 0 if positions[0].group else output.world_size or 0
+    named = {e.fields.get("group") for e in output.events if e.yields in _OF_WATCHDOGS}
+    members = _members(output) if DEFAULT_GROUPS[0] in named else 0
+    world = 0 if positions[0].group else output.world_size or members
     printed = () if positions[0].group else output.ranks
     expected = {*range(world), *printed} if world <= 1 << 20 else set(printed)
     waiting = {one.rank for one in positions}
@@ -396,12 +439,11 @@ def _frozen(
     idle = [one for one in positions if one.enqueued is not None and one.enqueued == one.completed]
     if not idle or len(idle) < len(positions):
         return None
-    why = "the CPU code of the ranks stopped, or a rank that is not in this output waits"
+    why = words().said["idle"]
     if told := told - {one.rank for one in idle}:
-        why = f"{name_ranks(told)}, whose lines name it, waited in a collective that these most "
-        why += "likely never came to"
+        why = words().says("idle, told", who=name_ranks(told))
     if any("local" in event.fields for event in output.events):
-        why = "what timed out is a collective of another process group, whose lines name it"
+        why = words().said["idle, local"]
     return _stuck(
         "idle",
         f"{_who(idle, idle[0].group)} had no collective in flight when a watchdog fired: {why}.",
@@ -413,8 +455,8 @@ def _told(positions: Sequence[EndingPosition], told: set[int]) -> EndingResult |
     """Ranks that report the time-out of another, which does not report it itself."""
     if not told:
         return None
-    text = f"{name_ranks(told)} timed out first, and {_who(positions, positions[0].group)} only "
-    text += f"{_verb(positions, 'repeat')} it: the lines of {name_ranks(told)} name the collective."
+    others = f"{_who(positions, positions[0].group)} only {_verb(positions, 'repeat')}"
+    text = words().says("told", who=name_ranks(told), others=others)
     return _stuck("silent", text, positions, suspects=tuple(sorted(told)))
 
 
@@ -450,10 +492,9 @@ def timeout_sentences(positions: Sequence[EndingPosition]) -> Iterator[str]:
     waited = [one.waited_ms for one in positions if one.waited_ms is not None]
     limits = {one.timeout_ms for one in positions if one.timeout_ms is not None}
     if waited and limits:
-        yield (
-            f"The longest wait took {format_duration(max(waited) * 1_000_000)}, with a timeout of "
-            f"{' or '.join(format_duration(ms * 1_000_000) for ms in sorted(limits)[:3])}."
-        )
+        told = " or ".join(format_duration(ms * 1_000_000) for ms in sorted(limits)[:3])
+        took = format_duration(max(waited) * 1_000_000)
+        yield f"The longest wait took {took}, with a timeout of {told}."
     launched = [one for one in positions if one.enqueued is not None]
     for one in launched[:4]:
         done = "" if one.completed is None else f" and completed {one.completed:,}"

@@ -7,7 +7,8 @@ from collections.abc import Container, Sequence
 
 from msgspec.structs import replace
 
-from distprof.run.logs import JobOutput
+from distprof.ingest.output.expressions import advice_on
+from distprof.run.logs import JobOutput, OutputStack
 from distprof.sections.ending import STUCK, EndingResult, EndingStack
 from distprof.sections.ending.positions import operation_kind
 from distprof.sections.ending.words import words
@@ -20,7 +21,8 @@ _WAIT = re.compile(r"(?i)_?wait|synchronize|item")
 
 def stacks_of(output: JobOutput) -> tuple[EndingStack, ...]:
     """Processes with the same stack together, the rarest first; the last stack of a rank counts."""
-    latest = {(s.rank if s.rank is not None else (s.file, s.line)): s for s in output.stacks}
+    processes = _of_one_process(output.stacks)
+    latest = {(s.rank if s.rank is not None else (s.file, s.line)): s for s in processes}
     groups: dict[tuple[str, ...], list[int | None]] = {}
     for stack in latest.values():
         groups.setdefault(stack.calls, []).append(stack.rank)
@@ -34,6 +36,16 @@ def stacks_of(output: JobOutput) -> tuple[EndingStack, ...]:
         for calls, ranks in groups.items()
     ]
     return tuple(sorted(stacks, key=lambda one: (one.count, one.ranks)))
+
+
+def _of_one_process(stacks: Sequence[OutputStack]) -> Sequence[OutputStack]:
+    """Stacks, but those of Python and of a debugger that one process has as one."""
+    native = [one for one in stacks if not any(".py:" in call for call in one.calls)]
+    others = [one for one in stacks if one not in native]
+    if len(native) != 1 or [(one.rank, one.file) for one in others] != [(None, native[0].file)]:
+        return stacks
+    joined = replace(native[0], calls=(*native[0].calls, *others[0].calls))
+    return (joined,) if native[0].rank is None else stacks
 
 
 def _activity(calls: Sequence[str]) -> str:
@@ -51,6 +63,7 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
     """The ranks that are elsewhere while others wait in a collective."""
     every = stacks_of(output)
     stacks = tuple(one for one in every if one.activity not in words().kinds["aide"]) or every
+    stacks = tuple(one for one in stacks if one.ranks or one.activity != "idle thread") or stacks
     if not stacks:
         return None
     busy = tuple(map(_in_worker, (one for one in every if one not in stacks)))
@@ -71,6 +84,7 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
             return _apart(waiting)
         count = sum(one.count for one in stacks)
         said_op = "" if waiting else _said_operation(output)
+        says = said_by(output) if waiting else ""
         held = [one for one in stacks if one.activity in ("lock", "lock file")]
         held = held or [*(loads[:1] if of_worker else ())]
         parts = [f"{_who(one)} {_verb(one)} in {_place(one)}" for one in held or stacks[-3:]]
@@ -82,13 +96,14 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
                 told = f"Then it waits for ranks that did not come to {_call(stacks[-1])}."
             elif stacks[-1].activity in words().kinds["holding"]:
                 told = "If other ranks wait in a collective, they wait for that."
-            said = f"Not decided: {'; '.join(parts)}. {told}"
+            said = f"{'Stuck' if says else 'Not decided'}: {'; '.join(parts)}. {told}"
         return EndingResult(
-            state=STUCK if held or (waiting and count > 1) else "",
+            state=STUCK if held or says or (waiting and count > 1) else "",
             cause="stacks",
             verdict=said,
             alternatives=words().steps["one snapshot"] if held else (),
             next_steps=(
+                *advice_on("complaint", says),
                 *(words().steps["paths"] if said_op else _steps(busy or held or stacks[-3:])),
                 *words().steps["all stacks"],
             ),
@@ -120,9 +135,19 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
 
 def _said_operation(output: JobOutput) -> str:
     """The collective in which people say that a process stands; empty if they name none."""
-    text = "\n".join(e.text for e in output.events if e.yields == "complaint")
-    found = words().search("said_operation", text)
+    found = words().search("said_operation", said_by(output))
     return operation_kind(found[1].replace("-", "_")) if found else ""
+
+
+def said_by(output: JobOutput) -> str:
+    """What people say about a job that stands."""
+    return "\n".join(e.text for e in output.events if e.yields == "complaint")
+
+
+def collective_in(stacks: Sequence[EndingStack]) -> str:
+    """Where the first of these stacks that is in a collective stands; empty without one."""
+    calls = (_call(one) for one in stacks if one.activity == "collective")
+    return next((f" in {call}" for call in calls), "")
 
 
 def _in_worker(one: EndingStack) -> EndingStack:
@@ -168,7 +193,7 @@ def _apart(waiting: Sequence[EndingStack]) -> EndingResult:
         verdict=f"Stuck: processes wait in different operations: {'; '.join(parts)}.",
         suspects=waiting[0].ranks if is_odd else (),
         why=(
-            "All of them send, and none receives: let one of two neighbours receive first."
+            words().said["all send"]
             if all(re.match("i?send", _call(one)) for one in waiting)
             else "If these are of one process group, the ranks took different paths.",
         ),
@@ -188,8 +213,12 @@ def _verb(one: EndingStack) -> str:
 
 
 def _place(one: EndingStack) -> str:
-    name = words().activity[one.activity].place if one.activity else ""
-    return f"{name} ({_call(one)})" if name else _call(one)
+    call, activity = _call(one), one.activity
+    activity = "GPU" if re.match(r"(?:synchronize|item) \(", call) else activity
+    name = words().activity[activity].place if activity else ""
+    by = next((at for at in one.calls[one.calls.index(call) + 1 :] if ".py:" in at), "")
+    by = f", called by {by}" if by and activity in words().kinds["native"] else ""
+    return f"{name} ({call}{by})" if name else call
 
 
 def _function(call: str) -> str:

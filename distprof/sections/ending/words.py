@@ -35,11 +35,16 @@ class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     store: dict[str, str]
     stages: dict[str, str]
     alone: dict[str, str]
+    said: dict[str, str]
     steps: dict[str, tuple[str, ...]]
     operations: dict[str, str]
     results: dict[str, str]
     patterns: dict[str, str]  # Regular expressions.
     activity: dict[str, Activity]
+
+    def says(self, name: str, **values: object) -> str:
+        """One of the sentences, with its values."""
+        return self.said[name].format_map(values)
 
     def search(self, name: str, text: str) -> re.Match[str] | None:
         """Where one of the patterns matches in a text, if it does."""

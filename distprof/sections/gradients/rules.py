@@ -38,37 +38,6 @@ def late_gradient_communication(
 ) -> Iterator[Draft]:
     """DistributedDataParallel begins to reduce gradients only when backward is almost over. No
     computation is left for the reductions to overlap with.
-
-    ## Why it costs time
-    The gradients of the last layers are ready first, early in backward. If DDP sends them at once,
-    in buckets, they travel while the GPU computes the rest of backward, and only the last bucket is
-    exposed.
-
-    ## Evidence needed
-    torch's marks of DDP in the trace, and on a GPU the launches of kernels, which show when
-    backward begins. With matched collectives, the cost excludes waiting for late ranks. Without
-    them, the finding is marked *inferred*.
-
-    ## How the cost is computed
-    The exposed transfer of one reduction per update, capped at the backward computation that it
-    could overlap with: mean over ranks and steps. This is an upper bound, because one bucket stays
-    exposed. The time is part of what `low-overlap` and `exposed-communication` count; this rule
-    names the cause.
-
-    ## How to fix
-    One bucket: lower `bucket_cap_mb` to about a tenth of the gradients' bytes (the default is 25
-    MB, and 1 MB for the first bucket). Several buckets: register modules in the order in which
-    forward uses them, avoid `find_unused_parameters=True`, which prevents DDP from reordering
-    buckets, and do not wait for reductions in gradient hooks.
-
-    ## When it is wrong
-    If only the first layers of a model are trained, their gradients are always ready last. If
-    backward is too short to overlap with anything, see `small-batch-for-data-parallelism`.
-
-    ## Sources
-    Formula sheet, "Volume per training step" (DDP: overlap with backward if buckets allow). PyTorch
-    documentation of `DistributedDataParallel` (`bucket_cap_mb`). Li et al., "PyTorch Distributed",
-    VLDB 2020.
     """
     for group in gradient_groups(gradients):
         if not _is_late(group):
@@ -137,40 +106,6 @@ def large_last_bucket(
 ) -> Iterator[Draft]:
     """The bucket of gradients that DistributedDataParallel reduces last holds more than a quarter
     of all gradients and causes most of their exposed communication.
-
-    ## Why it costs time
-    When the last bucket is ready, backward has ended, so the whole transfer of that bucket prolongs
-    the step. The smaller it is, the less is exposed.
-
-    ## Evidence needed
-    torch's marks of DDP in the trace, and the sizes of collectives. There must be several buckets,
-    and the last one must cause at least half of the exposed time. With matched collectives, the
-    cost excludes waiting for late ranks.
-
-    ## How the cost is computed
-    The exposed transfer of last buckets, times the share that a last bucket with a quarter of all
-    gradients would save: mean over ranks and steps. The time of a bucket is α + β · bytes, fitted
-    over the buckets of this run. If they all have the same size, the rule assumes that transfer is
-    proportional to bytes. If α is more than half of the last bucket's time, smaller buckets save
-    little and each adds latency. The cost is then the time that a single bucket for all gradients
-    would save. The cost is modelled. The time is part of what `low-overlap` and
-    `exposed-communication` count.
-
-    ## How to fix
-    If latency dominates, raise `bucket_cap_mb` to get fewer buckets. Otherwise lower
-    `bucket_cap_mb` until there are at least 8 buckets, but not below 1 MB, where latency dominates
-    (`tiny-collectives`). A huge layer at the beginning of the model (an embedding) fills the last
-    bucket by itself: tie, shard or freeze it. Megatron-Core: `--ddp-bucket-size`.
-
-    ## When it is wrong
-    If every bucket takes more than a millisecond whatever its size, it waits for a late rank or a
-    broken path, and the rule is silent (see `exposed-communication`). The first layer may make up
-    most of the model and be needed whole. If all buckets have the same size, latency and transfer
-    cannot be separated, and the fix may recover less.
-
-    ## Sources
-    Formula sheet, "Anti-patterns" (buckets) and "Volume per training step" (DDP). PyTorch
-    documentation of `DistributedDataParallel` (`bucket_cap_mb`).
     """
     for group in gradient_groups(gradients):
         if group.is_held_up or not (
@@ -255,37 +190,6 @@ def small_batch_for_data_parallelism(
 ) -> Iterator[Draft]:
     """Reducing the gradients takes longer than computing backward, so part of the reduction stays
     exposed even with perfect overlap: the batch per rank is too small for this number of ranks.
-
-    ## Why it costs time
-    The bytes of the gradients do not depend on the batch, but the work does. Below the critical
-    batch, batch · CCR*/CCR, the network sets the pace, and additional ranks speed up almost
-    nothing. CCR is the computation per byte, and CCR* is what the GPU computes in the time in which
-    the network moves one byte.
-
-    ## Evidence needed
-    torch's marks of DDP, launches of kernels (on a GPU), and matched collectives, which separate
-    transfer from waiting. The number of tokens comes from the step log, if there is one.
-
-    ## How the cost is computed
-    Transfer of one reduction minus the backward computation that it could overlap with, capped at
-    the exposed transfer: mean over ranks and steps. The cost is modelled: the critical batch
-    assumes that computation is proportional to the batch, and that the speeds of GPU and network do
-    not change.
-
-    ## How to fix
-    Use larger micro-batches, up to the factor in the message. If memory or convergence forbids
-    them, use fewer data-parallel ranks (more tensor or pipeline parallelism), accumulation with
-    `no_sync` (one reduction for several backwards), 16-bit or compressed gradients, or hybrid
-    sharding.
-
-    ## When it is wrong
-    Something else may slow down the transfers: check `below-fabric-bandwidth` and the rules on
-    NCCL's network before you change the batch. On CPUs, communication and computation use the same
-    cores.
-
-    ## Sources
-    Formula sheet, "Computation and communication" (critical batch) and "Anti-patterns" (small batch
-    with large DP).
     """
     for group in gradient_groups(gradients):
         if group.backward_ns is None:
@@ -346,36 +250,6 @@ def accumulation_without_no_sync(
 ) -> Iterator[Draft]:
     """DistributedDataParallel reduces the gradients of every micro-batch, although the optimizer
     updates the weights only once every few micro-batches.
-
-    ## Why it costs time
-    Adding up the gradients of micro-batches on each rank is free. Only their sum has to be reduced,
-    once before the update. With M micro-batches the network carries M times the necessary bytes.
-
-    ## Evidence needed
-    Traces in which torch marks each forward (`DistributedDataParallel.forward`) and each update
-    (`Optimizer.step`), and the sizes of collectives. Reductions count as repeated if several
-    forwards before one update are each followed by the same number of buckets and bytes. With
-    matched collectives, the cost excludes waiting for late ranks. Without them, the finding is
-    marked *inferred*.
-
-    ## How the cost is computed
-    Exposed transfer of all reductions but the last before each update, mean over ranks and steps.
-    The part that overlaps with backward costs nothing. The time is part of what `low-overlap` and
-    `exposed-communication` count.
-
-    ## How to fix
-    Run forward and backward of all micro-batches but the last inside `with model.no_sync():`
-    (Hugging Face Accelerate: `accelerator.accumulate(model)`; Lightning does it automatically). The
-    forward has to be inside too. `static_graph=True` needs one step without `no_sync` first.
-
-    ## When it is wrong
-    Memory may not suffice for complete gradients in addition to their buckets (`no_sync` keeps
-    both). Two backwards of different losses through the same module before one update, as in
-    adversarial training, look the same, and `no_sync` fits them as well.
-
-    ## Sources
-    Formula sheet, "Volume per training step" (DDP) and "Anti-patterns" (accumulation without
-    `no_sync`). PyTorch documentation of `DistributedDataParallel.no_sync`.
     """
     for group in gradient_groups(gradients):
         if group.times_reduced is None:
@@ -414,38 +288,7 @@ _WIDE = {"float32", "float64"}
 def full_precision_gradients(
     gradients: GradientsResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:
-    """DistributedDataParallel reduces gradients in 32 bits, and their transfer is exposed.
-
-    ## Why it costs time
-    Twice the bytes take twice the time. Training does not need more than 16 bits on the wire if the
-    optimizer of each rank works in 32.
-
-    ## Evidence needed
-    Element types and sizes of collectives (argument records of NCCL, or those of the Flight
-    Recorder for gloo), and torch's marks of DDP in the trace. The finding is a warning if the
-    groups span nodes. Within a node, or if the nodes are unknown, it is informational.
-
-    ## How the cost is computed
-    Half of the exposed transfer of one reduction per update: mean over ranks and steps. The cost is
-    modelled, because it assumes that transfer is proportional to bytes. It excludes unnecessary
-    reductions (`accumulation-without-no-sync`). The time is part of what `low-overlap` and
-    `exposed-communication` count.
-
-    ## How to fix
-    Register a communication hook: `model.register_comm_hook(None,
-    default_hooks.bf16_compress_hook)` halves the bytes (on gloo: `fp16_compress_hook`).
-    `powerSGD_hook` sends far less, at the price of an approximation. Compare the loss over a few
-    hundred steps.
-
-    ## When it is wrong
-    If buckets are bound by latency, half the bytes take more than half the time; the rule ignores
-    buckets below 1 MB for that reason. Some models need gradients in 32 bits (sums over thousands
-    of ranks, losses with rare large values).
-
-    ## Sources
-    Formula sheet, "Volume per training step" (DDP) and "Anti-patterns" (full-precision gradient
-    traffic on a slow link). PyTorch documentation, "DDP Communication Hooks".
-    """
+    """DistributedDataParallel reduces gradients in 32 bits, and their transfer is exposed."""
     for group in gradient_groups(gradients):
         step = times.mean_step()
         exposed = group.exposed_once_ns
@@ -480,33 +323,6 @@ def unused_parameter_search(
 ) -> Iterator[Draft]:
     """DistributedDataParallel searches the graph after each forward for parameters that were not
     used (`find_unused_parameters=True`).
-
-    ## Why it costs time
-    The search walks the whole graph on the training thread before backward can begin. The ranks
-    then exchange the result in one more all-reduce. The search also prevents DDP from ordering
-    buckets as gradients become ready, so the buckets overlap less.
-
-    ## Evidence needed
-    A trace with CPU events: torch names the search
-    (`torch.distributed.ddp.reducer::search_unused_parameters`).
-
-    ## How the cost is computed
-    Time of the search during which the GPU is idle (on CPUs: all of it), plus the exposed time of
-    the all-reduce: mean over ranks and steps. The cost of a poor order of buckets is not included.
-
-    ## How to fix
-    Leave `find_unused_parameters` at `False` if every forward uses every parameter; torch warns
-    once per run if the search found none unused. If some parameters are never used, freeze them
-    (`requires_grad_(False)`). If the same parameters always stay unused, set `static_graph=True`,
-    which finds them in the first step.
-
-    ## When it is wrong
-    With routed branches the used parameters differ from step to step. DDP then needs the search,
-    and this is its price.
-
-    ## Sources
-    Formula sheet, "Anti-patterns" (`find_unused_parameters` without need). PyTorch documentation of
-    `DistributedDataParallel`; `torch/csrc/distributed/c10d/reducer.cpp`.
     """
     if not gradients.search_ns_per_step:
         return
@@ -535,34 +351,7 @@ def unused_parameter_search(
 def needless_unused_parameter_search(
     settings: SettingsResult, gradients: GradientsResult, step_time: StepTimeResult, limits: Limits
 ) -> Iterator[Draft]:
-    """DDP searches for unused parameters in each step and never finds any.
-
-    ## Why it costs time
-    With `find_unused_parameters=True` DDP walks the whole autograd graph after each forward, and
-    the ranks exchange a bitmap of the parameters that they used. The CPU does nothing else during
-    this time.
-
-    ## Evidence needed
-    A run directory with `settings.json`: the parameters that torch's logger recorded as unused in
-    the first ten iterations and every hundredth one after them, on every rank.
-
-    ## How the cost is computed
-    Exposed time of DDP's search and of the bitmap's all-reduce in the traces, mean over ranks and
-    steps. None if the traces do not show it. `unused-parameter-search` counts the same time without
-    knowing whether the search is needed, so this finding replaces it.
-
-    ## How to fix
-    Leave `find_unused_parameters` at False. If iterations always leave the same parameters unused,
-    set `static_graph=True`, which searches only once.
-
-    ## When it is wrong
-    Some parameters may be unused only in rare iterations. Without the search, DDP stops with an
-    error in the first such iteration.
-
-    ## Sources
-    Formula sheet, "Anti-patterns" (`find_unused_parameters` without need). PyTorch documentation of
-    `DistributedDataParallel`; `unused_parameter_size` in `torch/csrc/distributed/c10d/logger.cpp`.
-    """
+    """DDP searches for unused parameters in each step and never finds any."""
     searching = [one for one in settings.ddp if one.find_unused_parameters and not one.static_graph]
     if not searching or any(
         (one.max_unused_bytes != 0 or one.num_looks < limits["min_looks"]) for one in searching

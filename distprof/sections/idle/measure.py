@@ -19,6 +19,7 @@ from distprof.intervals import (
     Intervals,
     covered,
     covered_ns,
+    index_of,
     intersect,
     reach,
     subtract,
@@ -558,9 +559,5 @@ def _first_of_launch(activity: Table, launches: Launches) -> NDArray[np.bool_]:
 
 def _launched_in(spans: Intervals, launches: Launches) -> NDArray[np.bool_]:
     """Mask over activities: the launch call began inside one of these intervals, in order."""
-    if spans.size == 0:
-        return np.zeros(len(launches.known), dtype=np.bool_)
-    at = np.searchsorted(spans.start, launches.start, side="right") - 1
-    inside = (at >= 0) & (launches.start < spans.end[np.maximum(at, 0)])
-    result: NDArray[np.bool_] = launches.known & inside
+    result: NDArray[np.bool_] = launches.known & (index_of(launches.start, spans) >= 0)
     return result

@@ -112,8 +112,8 @@ def find_exchanges(
     timed = index.column(lambda rank: rank.collectives["is_timed"])
     moves_tokens = index.column(lambda rank: _is_no_integer(rank.collectives.coded("dtype")))
     texts: dict[str, int] = {"": 0}
-    in_split = index.column(lambda rank: _numbered(rank.collectives.coded("in_splits"), texts))
-    out_split = index.column(lambda rank: _numbered(rank.collectives.coded("out_splits"), texts))
+    in_split = index.column(lambda rank: rank.collectives.coded("in_splits").numbered(texts))
+    out_split = index.column(lambda rank: rank.collectives.coded("out_splits").numbered(texts))
     rows = _Rows(
         wanted=(kind == CollectiveKind.ALL_TO_ALL) & (step != ABSENT) & timed & moves_tokens,
         step=step,
@@ -144,15 +144,6 @@ def _is_no_integer(dtype: Coded) -> Bools:
     if not dtype.values:
         return np.ones(len(dtype), dtype=np.bool_)
     return dtype.where([not _WHOLE_NUMBERS.match(value) for value in dtype.values])
-
-
-def _numbered(column: Coded, texts: dict[str, int]) -> Int64Array:
-    """Index of each row's text in ``texts``, to which new texts are added."""
-    if not column.values:
-        return np.zeros(len(column), dtype=np.int64)
-    numbers = [texts.setdefault(value, len(texts)) for value in column.values]
-    of_rows: Int64Array = np.array(numbers, dtype=np.int64)[column.codes]
-    return of_rows
 
 
 # Groups -------------------------------------------------------------------------------------------

@@ -5,8 +5,14 @@ Source: the messages of NCCL 2.4 to 2.28 and RCCL. Only the initialisation is ti
 
 from __future__ import annotations
 
+import re
+
 from distprof.artefacts.record import Record
+from distprof.bounds import table_beside
 from distprof.sections.base import Result
+
+SAYS = table_beside(__package__, "says.toml")
+"""Sentences of verdicts, by name."""
 
 BETWEEN = "between nodes"
 INSIDE = "inside nodes"
@@ -143,6 +149,36 @@ _NAMED_HOSTS = 4
 def network_name(name: str) -> str:
     """What NCCL calls ``Socket``, in the words of a reader."""
     return "TCP sockets" if name == "Socket" else name
+
+
+def is_of_one_host(card: str) -> bool:
+    """Whether an interface connects only what runs on its host, for example Docker's bridge."""
+    return re.match(SAYS["of_one_host"], card) is not None
+
+
+def only_inside_hosts(result: NcclResult) -> str:
+    """What to do about interfaces for sockets that no other host reaches; empty without any."""
+    cards = {card for host in result.hosts if "Socket" in host.networks for card in host.cards}
+    inside = sorted(filter(is_of_one_host, cards))
+    if not inside or result.is_on_one_host:
+        return ""
+    return str(SAYS["unreached"]).format(cards=", ".join(inside[:_NAMED_HOSTS]))
+
+
+def why_not_fast(result: NcclResult) -> str:
+    """The log's reason why NCCL uses sockets; empty if it gives none."""
+    said = [warning.text for warning in result.warnings]
+    said += [f"{setting.name}={setting.value}" for setting in result.settings]
+    for pattern, reason in SAYS["slow"].items():
+        for found in filter(None, (re.search(pattern, text) for text in said)):
+            return str(reason).format(*found.groups())
+    return ""
+
+
+def over_cards(result: NcclResult) -> str:
+    """For example `` over eth0 and eth1``; empty if no card of the chosen network is known."""
+    cards = sorted({card for host in result.hosts if host.networks for card in host.cards})
+    return f" over {' and '.join(cards[:_NAMED_HOSTS])}" if cards else ""
 
 
 def different_networks(result: NcclResult) -> str:

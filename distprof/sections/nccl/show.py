@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from distprof.escape import shorten
+from distprof.escape import MAX_HEADLINE, shorten
+from distprof.run.logs import ASSUMED_GB_S
 from distprof.sections.base import VerdictText
 from distprof.sections.ending import STUCK
 from distprof.sections.nccl import (
     BETWEEN,
     INSIDE,
+    SAYS,
     NcclChoices,
     NcclGroup,
     NcclHost,
@@ -18,9 +20,13 @@ from distprof.sections.nccl import (
     NcclTransport,
     different_networks,
     network_name,
+    only_inside_hosts,
+    over_cards,
+    why_not_fast,
 )
 from distprof.sections.parts import is_recorded
 from distprof.sections.table import Column, TableView, counted, rows_table
+from distprof.terms import NcclRemark
 from distprof.units import capitalized, format_bytes, format_duration, format_ratio
 
 if TYPE_CHECKING:
@@ -29,11 +35,6 @@ if TYPE_CHECKING:
 
 _NAMED_WARNINGS = 3
 _FAST_PATHS = {"NVL", "NVB", "C2C", "XGMI", "LOC"}
-_THROUGH_CPU = {
-    "PHB": "PHB leads through a host bridge of the CPU",
-    "NODE": "NODE leads through several host bridges of a CPU",
-    "SYS": "SYS leads through the link between CPUs",
-}
 _MANY = 0.1
 """Share of connections through CPU memory that the verdict begins with."""
 
@@ -48,8 +49,12 @@ def nccl_verdict(report: Report) -> VerdictText:
     why = (
         result.tested,
         _inside(result),
+        "" if result.transports else only_inside_hosts(result),
         "" if result.transports else _far(result),
-        _detour(result) or _direct(result),
+        _assumed(result),
+        *(SAYS[remark.name] for remark in result.remarks if remark.name in SAYS),
+        _plugin(result),
+        _next(result),
         _init(result),
         _warnings(result),
         _unrecognised(result),
@@ -98,10 +103,8 @@ def _line(result: NcclResult) -> str:
         return f"{capitalized(line)}."
     if topology := _topology(result):
         return f"{_chosen(result)} {topology}".lstrip()
-    return (
-        f"{_chosen(result) or _warnings(result)} What connects the ranks is not decided, because "
-        "the log names no connection: log every rank with NCCL_DEBUG=INFO up to the first step."
-    ).lstrip()
+    known = _chosen(result) or _plugin(result) or _warnings(result) or _assumed(result)
+    return f"{known} {SAYS['not_connected']}".lstrip()
 
 
 def _chosen(result: NcclResult) -> str:
@@ -110,42 +113,53 @@ def _chosen(result: NcclResult) -> str:
         return "All ranks are on one host, so they do without the network."
     if not result.networks:
         return ""
-    cards = sorted({card for host in result.hosts if host.networks for card in host.cards})
-    over = f" over {' and '.join(cards[:4])}" if cards else ""
     if differ := different_networks(result):
         return f"Hosts chose different networks: {differ}. NCCL cannot connect them."
-    names = [network_name(name) for name in result.networks]
-    missing = any("libibverbs" in warning.text for warning in result.warnings)
-    why = " because libibverbs could not be opened" if missing else ""
-    return f"Between nodes, NCCL uses {' and '.join(names)}{over}{why}."
+    reason = why_not_fast(result) if result.networks == ("Socket",) else ""
+    why = f" because {reason}" if reason else ""
+    text = f"Between nodes, NCCL uses {' and '.join(map(network_name, result.networks))}"
+    over = over_cards(result)
+    is_long = len(f"{text}{over}{why}") > MAX_HEADLINE and why and over
+    return f"{text}{why}. They go{over}." if is_long else f"{text}{over}{why}."
 
 
 def _topology(result: NcclResult) -> str:
     """What connects GPUs and network cards in NCCL's topology; empty if it is not printed."""
     peer, card = result.peer_path, result.card_path
     parts = [f"each other{_way(peer)}"] if peer else []
-    parts += [f"a network card{_way(card)}"] if card else []
+    parts += [f"a network card{_way(card)}"] if card and card != (ASSUMED_GB_S, "") else []
     return f"GPUs reach {', '.join(parts)}." if parts else ""
 
 
 def _way(path: tuple[float, str]) -> str:
     speed, kind = path
+    if speed == ASSUMED_GB_S:
+        return f" ({kind})"
     return f" at {speed:.3g} GB/s ({kind})" if kind else f" of {8 * speed:.3g} Gb/s"
+
+
+def _assumed(result: NcclResult) -> str:
+    """That the speed of a network card may not be measured."""
+    return SAYS["assumed"] if result.card_path and result.card_path[0] == ASSUMED_GB_S else ""
+
+
+def _plugin(result: NcclResult) -> str:
+    """What NCCL's plug-in for libfabric (EFA) says of itself, which does not show what it found."""
+    told = [remark.value for remark in result.remarks if remark.name == NcclRemark.PLUGIN]
+    has_failed = "Libfabric" in result.missing_networks
+    if result.transports or not (told or has_failed):
+        return ""
+    versions = [text for text in told if text.startswith("aws")]
+    more = ", ".join(text for text in told if text not in versions)
+    name = " and ".join(versions) or "its plug-in for libfabric"
+    return f"NCCL loads {name}{f' ({more})' if more else ''}{', which fails' * has_failed}."
 
 
 def _far(result: NcclResult) -> str:
     """What to do about paths that lead through the CPU."""
-    kinds = [path and path[1] for path in (result.card_path, result.peer_path)]
-    if kinds[0] in _THROUGH_CPU:
-        return (
-            f"{_THROUGH_CPU[kinds[0]]}, so NCCL uses no GPUDirect RDMA (NCCL_NET_GDR_LEVEL): load "
-            "nvidia-peermem, pair GPUs with near cards, and give a virtual machine NCCL_TOPO_FILE."
-        )
-    if kinds[1] in _THROUGH_CPU:
-        return (
-            f"{_THROUGH_CPU[kinds[1]]}: compare with nvidia-smi topo -m, and keep the groups that "
-            "communicate most on one socket."
-        )
+    for to, path in (("card", result.card_path), ("peer", result.peer_path)):
+        if path and path[1] in SAYS["beyond"]:
+            return f"{SAYS['beyond'][path[1]]}{SAYS['beyond'][to]}"
     return ""
 
 
@@ -158,25 +172,14 @@ def _inside(result: NcclResult) -> str:
     return f"NCCL's graph search found no NVLink between GPUs, only PCIe ({far})."
 
 
-def _detour(result: NcclResult) -> str:
-    """What shows why GPUs of a host do not access each other, where the log does not."""
-    shared = any(
-        way.where == INSIDE and way.transport.startswith("SHM") for way in result.transports
-    )
-    if not shared or result.remarks or any("P2P" in each.name for each in result.settings):
-        return ""
-    return (
-        "Why GPUs have no access to each other's memory is not decided: nvidia-smi topo -p2p r "
-        "shows whether they can have it, and NCCL_DEBUG_SUBSYS=INIT,ENV,GRAPH what NCCL decided."
-    )
-
-
-def _direct(result: NcclResult) -> str:
-    """Where to look if all connections are direct ones."""
+def _next(result: NcclResult) -> str:
+    """Where to look if GPUs of a host have no access to each other, or if all ways are direct."""
     ways = [(way.where == INSIDE, way.transport[:3], way.has_gdr) for way in result.transports]
-    if not ways or any(way != (True, "P2P", False) and not way[2] for way in ways):
-        return ""
-    return "These are the direct ways: measure them with all_reduce_perf, and trace all ranks."
+    said = (each.name for each in (*result.settings, *result.remarks))
+    is_told = any("P2P" in name or name == NcclRemark.PEER_OFF for name in said)
+    is_direct = all(way == (True, "P2P", False) or way[2] for way in ways)
+    name = "detour" if (True, "SHM", False) in ways and not is_told else "direct" * is_direct
+    return str(SAYS[name]) if ways and name else ""
 
 
 def _share(result: NcclResult, where: str) -> str:
@@ -192,7 +195,7 @@ def _share(result: NcclResult, where: str) -> str:
     if first is slow:
         others = f", the others use {transport_name(most)}" if most is not slow else ""
         return f"{where} {share} connections go through CPU memory ({slow.transport}){others}"
-    without = where == BETWEEN and most.transport != "NET/Socket" and not most.has_gdr
+    without = where == BETWEEN and not most.transport.endswith("Socket") and not most.has_gdr
     note = ", without GPUDirect RDMA" if without else ""
     return f"{where} {share} connections use {transport_name(most)}{note}"
 

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from distprof.intervals import Intervals
-from distprof.run.run import Rank, Run, TableSource
+from distprof.run.run import Rank, Run, TablesOf
 from distprof.run.tables import RankTables, intervals_of
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.perturbation import PerturbationResult
@@ -25,21 +25,10 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
     collections: Mapping[int, Intervals] = msgspec.field(default_factory=dict)
 
 
-class CorrectedTables(msgspec.Struct, frozen=True):
+class CorrectedTables(TablesOf, frozen=True):
     """The tables of another :class:`~distprof.run.run.TableSource`, moved in time."""
 
-    source: TableSource  # The tables as recorded.
     times: RankTimes  # Where the rank's events are.
-
-    @property
-    def path(self) -> str:
-        """The cache file of the tables as recorded."""
-        return self.source.path
-
-    def light(self) -> CorrectedTables:
-        """The same for transfer to another machine."""
-        light = getattr(self.source, "light", lambda: self.source)
-        return CorrectedTables(light(), self.times)
 
     def load(self, *, every_host_row: bool = False) -> RankTables:
         """Read the tables and move them."""

@@ -237,15 +237,9 @@ def _lanes(
         spans = Intervals(lane.start_ns + one.start_ns, lane.end_ns + one.start_ns)
         inside = np.flatnonzero(spans.end > 0)
         spans = Intervals(np.maximum(spans.start[inside], 0), spans.end[inside])
-        pieces = packed_lane(spans, _numbers(names, lane.name.take(inside)), unit)
+        pieces = packed_lane(spans, lane.name.take(inside).numbered(names), unit)
         if pieces:
             yield DrawnLane(name=lane.title, pieces=pieces)
-
-
-def _numbers(names: dict[str, int], given: Coded) -> Int64Array:
-    """The number of each row's name among all names of the step, to which new ones are added."""
-    numbers = [names.setdefault(name, len(names)) for name in given.values]
-    return np.array(numbers, np.int64)[given.codes]
 
 
 def _bounds(one: _Placed) -> tuple[int, int]:
@@ -278,7 +272,7 @@ def _collectives(one: _Placed, names: dict[str, int], unit: int) -> Iterator[Dra
     rows = _inside(intervals_of(table), one)
     if not len(rows):
         return
-    number = _numbers(names, call_names(one.analysis, table, rows))
+    number = call_names(one.analysis, table, rows).numbered(names)
     start, end = intervals_of(table)
     spans = _in_picture(Intervals(start[rows], end[rows]), one)
     yield DrawnLane(name="communication", pieces=packed_lane(spans, number, unit))
@@ -318,7 +312,7 @@ def _slots(one: _Placed, names: dict[str, int], unit: int) -> Iterator[DrawnLane
     rows = _inside(spans, one)
     if not len(rows):
         return
-    number = _numbers(names, Coded.encode(slot_names(slots, rows)))
+    number = Coded.encode(slot_names(slots, rows)).numbered(names)
     chosen = _in_picture(Intervals(spans.start[rows], spans.end[rows]), one)
     yield DrawnLane(name="pipeline slots", pieces=packed_lane(chosen, number, unit))
 

@@ -84,38 +84,6 @@ BY_COUNT = 0.8
 def too_few_micro_batches(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
     """A pipeline spends more than a tenth of its time filling and draining because it has too few
     micro-batches per step for its number of stages.
-
-    ## Why it costs time
-    The last stage cannot begin before the first micro-batch has passed all others, and the first
-    one idles while the last ones drain. With P ranks, M micro-batches and V stages per rank, this
-    takes (P − 1)/(V·M + P − 1) of the time on any hardware.
-
-    ## Evidence needed
-    Slots of all stages of a pipeline: marks (`distprof:pp …`, recorded by the probe
-    `pipeline_marks`), torch's own annotations, or a pipeline timeline. If a stage is missing, the
-    causes of idle time cannot be separated and the rule is not checked. If only messages show the
-    stages, the order of actions is unknown: the rule then compares the idle time with (P −
-    1)/(V·M + P − 1), and is *inferred*.
-
-    ## How the cost is computed
-    distprof replays the observed order of actions with equal stages and free messages. The cost is
-    the idle time of the mean rank in that replay. Only another order or more micro-batches changes
-    it, and not all of it can be recovered. Predictions replay other orders with the measured
-    durations for the same batch: twice as many micro-batches are half as large and take half as
-    long. The time that the finding recovers also comes from a replay. In the plan, this replay uses
-    the stages as the repairs above it leave them.
-
-    ## How to fix
-    Use more micro-batches if the batch can be divided further: M of at least 4 P keeps the bubble
-    below 20 %. Otherwise use several stages per rank (interleaved 1F1B), or a schedule that fills
-    the bubble with weight gradients (zero bubble, ZB-V).
-
-    ## When it is wrong
-    Smaller micro-batches use the GPU less efficiently and so take more than their share of the
-    time, and more activations may have to be kept. Predictions account for neither.
-
-    ## Sources
-    Formula sheet, "Pipeline bubble" (fraction, rule of thumb); Narayanan et al. 2021.
     """
     if not any(group.warm_up_drain_ns is not None for group in pipeline.groups):
         by_count = list(_by_count(pipeline, limits["bubble_ratio"]))
@@ -213,37 +181,7 @@ _MESSAGES, _HOST = "messages", "late launches, stalls inside slots and other cau
 def bubble_above_ideal(
     pipeline: PipelineResult, placement: PlacementResult, limits: Limits
 ) -> Iterator[Draft]:
-    """A pipeline idles longer than its schedule explains.
-
-    ## Why it costs time
-    Warm-up and drain are the price of the schedule. Any further idle time has another cause:
-    unequal stages, messages, micro-batches of different lengths, or late launches by the CPU.
-
-    ## Evidence needed
-    Slots of all stages of a pipeline (`distprof:pp …` marks, torch's annotations, or a pipeline
-    timeline), and ranks whose clocks can be compared, to separate messages from CPU delays.
-
-    ## How the cost is computed
-    Idle time of the mean rank between the pipeline's first and last work, minus that of the same
-    order of actions replayed with equal stages and free messages. Further replays restore one
-    effect each, which splits the excess into unequal stages, uneven micro-batches, messages, and
-    CPU and other. `unequal-stages` and `exposed-pipeline-messages` report two of these parts: do
-    not add them up.
-
-    ## How to fix
-    Look at the largest part. Unequal stages: move layers. Uneven micro-batches: pack sequences to
-    equal lengths. Messages: keep neighbouring stages on the same node or on nearby nodes. CPU: use
-    CUDA graphs or larger micro-batches, run less Python between actions, and collect garbage
-    between steps. Exposed collectives of other axes inside slots (sharding, tensor parallelism)
-    also count as CPU and other.
-
-    ## When it is wrong
-    If processes share CPU cores or a GPU, the scheduler delays them, and the delay counts as CPU
-    time. The CPU is also slower under a profiler.
-
-    ## Sources
-    Formula sheet, "Pipeline bubble" (measured; split into stage imbalance and exposed messages).
-    """
+    """A pipeline idles longer than its schedule explains."""
     for judged in judged_groups(pipeline):
         excess = judged.idle_ns - judged.warm_up_drain_ns
         if judged.ratio(excess) <= limits["excess_ratio"]:
@@ -294,35 +232,7 @@ def _parts(group: PipelineGroup) -> list[tuple[int, str]]:
 def exposed_pipeline_messages(
     pipeline: PipelineResult, placement: PlacementResult, limits: Limits
 ) -> Iterator[Draft]:
-    """Pipeline stages wait for messages that have already been sent.
-
-    ## Why it costs time
-    A stage that has no other work while an activation or gradient is in transfer idles for the
-    whole transfer. These transfers add up as each micro-batch passes forward and backward through
-    all stages.
-
-    ## Evidence needed
-    Slots of all stages of a pipeline, and ranks whose clocks can be compared. If the trace shows
-    when receiving ended (receive kernels, or the probes' `distprof:pp_wait`), later time counts as
-    CPU time. Otherwise all time until the stage begins counts as message time.
-
-    ## How the cost is computed
-    distprof replays the observed order of actions twice: without messages, and with the time that
-    each action waited for its input after the neighbour had produced it. The difference between the
-    two spans is the cost of messages. Messages that overlap with other work cost nothing.
-
-    ## How to fix
-    Keep neighbouring stages on the same node or on nearby nodes. Send in bf16. Split messages and
-    overlap them with computation (`defer` receives). Interleaved schedules send more often, so
-    fewer stages per rank send less.
-
-    ## When it is wrong
-    Clock errors as long as a message distort the result: check the clock residual. On CPU ranks the
-    receiving thread itself may be late.
-
-    ## Sources
-    Formula sheet, "Pipeline bubble" (exposed messages) and "Volume per training step" (PP).
-    """
+    """Pipeline stages wait for messages that have already been sent."""
     for judged in judged_groups(pipeline):
         cost = judged.exposed_p2p_ns
         if judged.ratio(cost) <= limits["exposed_ratio"]:
@@ -364,34 +274,6 @@ def pipeline_idle_by_timers(
 ) -> Iterator[Draft]:
     """According to the training program's timers, a pipeline stage computes for too little of an
     iteration.
-
-    ## Why it costs time
-    A stage without a micro-batch waits: for the pipeline to fill and drain, for slower stages, or
-    for messages.
-
-    ## Evidence needed
-    A log of the training program (`distprof analyze train.log`, or `--with train.log`) with the
-    timers `forward-compute` and `backward-compute` and the layout, as Megatron-LM prints them, and
-    no marks of the pipeline's slots. If slots are known, other pipeline rules give more detail.
-
-    ## How the cost is computed
-    The mean iteration minus the stage's computation and the acceptable idle share. The ideal idle
-    share is (P − 1)/(V·M + P − 1) with P stages, M micro-batches and V chunks per rank. Idle time
-    above it is due to unequal stages, messages and all other time without computation.
-
-    ## How to fix
-    If the ideal share is the larger part, use more micro-batches (a larger batch, or smaller
-    micro-batches), several chunks per rank (interleaved 1F1B), or fewer stages. If it is the
-    smaller part, balance the stages and check the messages between them.
-
-    ## When it is wrong
-    The timers cover one stage. Another stage may compute longer if stages are unequal. The
-    optimizer step and data-parallel reductions count as idle here. The timer of the embedding's
-    all-reduce mostly shows waiting for the first and the last stage, not transfer that could be
-    faster.
-
-    ## Sources
-    Formula sheet, "Pipeline bubble" (fraction, rule of thumb); Narayanan et al. 2021.
     """
     if not log.origin or log.mesh.get("pp", 1) < 2:
         return
@@ -456,40 +338,7 @@ def unequal_stages(
     settings: SettingsResult,
     limits: Limits,
 ) -> Iterator[Draft]:
-    """One pipeline stage works longer on each micro-batch than the others.
-
-    ## Why it costs time
-    A pipeline runs at the speed of its slowest stage. The other stages wait for it in every
-    micro-batch. This looks like a bubble but does not shrink with more micro-batches.
-
-    ## Evidence needed
-    Computation inside the marks around the work of stages (`distprof:pp …`, recorded by the probe
-    `pipeline_marks`), in at least three steps. If several ranks hold a stage, the rank that works
-    least sets its time. If only messages show the stages, distprof compares all computation of the
-    ranks, and the rule is *inferred*. For an operation log or a pipeline timeline, distprof uses
-    the mean of its steps.
-
-    ## How the cost is computed
-    With M micro-batches, (M − 1)/M of the difference between the busiest stage's work and the mean
-    of all stages. An even split of the same work would recover this time. For a log, distprof
-    replays the order of actions with the measured stage durations and with equal ones. The time is
-    part of what `exposed-communication` reports.
-
-    ## How to fix
-    Move blocks from the busiest stage to the others. Count the embedding with the first stage and
-    the output layer and loss with the last: with a large vocabulary they cost as much as several
-    blocks. If the stages hold equal work, the busiest stage's GPU is slow: check its clocks and
-    temperature.
-
-    ## When it is wrong
-    Stages may be uneven on purpose because one GPU has less memory or is an older model. If a
-    machine runs many more processes than it has cores, the scheduler makes stages uneven. On CPU
-    ranks, the rule is silent unless the CPU time of the training threads confirms the difference,
-    and it requires a larger difference if there are no more CPUs than ranks.
-
-    ## Sources
-    Formula sheet, "Pipeline bubble" (stage imbalance).
-    """
+    """One pipeline stage works longer on each micro-batch than the others."""
     cost, step = pipeline.lost_ns_per_step, pipeline.step_ns
     if not pipeline.positions:
         yield from _of_logs(pipeline, limits)

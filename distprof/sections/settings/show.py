@@ -96,7 +96,7 @@ def _of_fsdp(one: FsdpSetup) -> list[str]:
         "" if one.group_size is None else f"over {one.group_size:,} ranks",
         ""
         if one.reshard_after_forward is None
-        else f"reshards: {_word(one.reshard_after_forward)}",
+        else f"reshards: {'yes' if one.reshard_after_forward else 'no'}",
         one.param_dtype and f"computes in {one.param_dtype}",
         one.reduce_dtype and f"reduces in {one.reduce_dtype}",
         f"{one.num_prefetching:,} prefetch" if one.num_prefetching else "",
@@ -147,7 +147,3 @@ def _others(result: SettingsResult) -> list[str]:
 
 def _size(num_parameters: int, num_bytes: int) -> str:
     return f"{num_parameters:,} parameters ({format_bytes(num_bytes)})"
-
-
-def _word(value: bool) -> str:
-    return "yes" if value else "no"

@@ -20,6 +20,9 @@ words = partial(table_beside, __package__, "words.toml")
 EXPLAINS = 0.5
 """Share of a rank's lateness, or cost, that a cause must explain."""
 
+COLLECTIONS = "gc"
+"""Detail of a cause: Python's garbage collector runs."""
+
 MEMORY_CALLS = "memory"
 """Detail of a cause: the CPU allocates and frees GPU memory."""
 

@@ -16,7 +16,7 @@ from distprof.schema import ABSENT
 from distprof.sections.computation.shapes import Sizes, compare_sizes
 from distprof.sections.context import RankAnalysis
 from distprof.sections.own_time import COMPUTATION, COPYING, HOST, INPUT
-from distprof.sections.stragglers import EXPLAINS, MEMORY_CALLS, PAUSED_FOR, STALL
+from distprof.sections.stragglers import COLLECTIONS, EXPLAINS, MEMORY_CALLS, PAUSED_FOR, STALL
 from distprof.sections.stragglers.computing import Work, sensed_difference, why_it_computes_longer
 from distprof.sections.stragglers.contention import Queue, contended, late_while_traced
 from distprof.sections.stragglers.evidence import Cause, Evidence, Excess, Late
@@ -65,7 +65,7 @@ def _of_own_time(late: Late, evidence: Evidence, proven: str) -> Cause:
             continue
         logged = Excess.of(late, what, values, own_time.beyond_peers(values))
         if late.ns > 0 and logged.ns >= EXPLAINS * late.ns:
-            detail = "gc" if what == COLLECTING else ""
+            detail = COLLECTIONS if what == COLLECTING else ""
             return Cause(_CAUSES[what], (logged.text,), detail, logged.share(late.ns))
     excesses = [
         Excess.of(late, what, values, own_time.excess[what])
@@ -116,7 +116,7 @@ def _of_copying(late: Late, evidence: Evidence, longer: Excess) -> Cause:
     return Cause(StragglerCause.SLOW_COPIES, texts, "", share)
 
 
-_PAUSES = {"memory": MEMORY_CALLS, "collection": "gc"}
+_PAUSES = {"memory": MEMORY_CALLS, "collection": COLLECTIONS}
 
 
 def _paused_for(late: Late, evidence: Evidence) -> tuple[str, str] | None:

@@ -29,6 +29,7 @@ from distprof.ingest.kinds.logs import paths_of_output
 from distprof.ingest.output.read import Reader
 from distprof.ingest.output.stacks import calls_of
 from distprof.run.records import FlightDump
+from distprof.sections.ending.words import words
 from distprof.units import NS_PER_S, name_ranks
 from distprof.verbs.hang import HangEvidence, LogLine
 from distprof.verbs.hang.logs import (
@@ -290,9 +291,7 @@ def _nothing(source: str) -> InputError:
         expected="dumps of torch's Flight Recorder, such as nccl_trace_rank_0 or "
         f"rank00000/{FLIGHT_FILE}, or logs and Python stacks of a job that failed or stands still",
         found=found,
-        fix="name the whole output of all ranks; to record dumps, set TORCH_FR_BUFFER_SIZE=2000 "
-        "and TORCH_NCCL_DUMP_ON_TIMEOUT=1 before the run; for a "
-        "job under distprof: distprof attach RUN --flight",
+        fix=words().said["no dumps"],
     )
 
 
@@ -368,16 +367,10 @@ def _with_steps(evidence: HangEvidence, job: RunDirectory) -> HangEvidence:
     }
     notes = list(evidence.notes)
     if stale:
-        notes.append(
-            f"The stacks of {name_ranks(stale)} were taken before the rank's last step: distprof "
-            "does not use them."
-        )
+        notes.append(words().says("stale stacks", who=name_ranks(stale)))
     if old:
         dumps, were = ("dumps", "were") if len(old) > 1 else ("dump", "was")
-        notes.append(
-            f"The {dumps} of {name_ranks(old)} {were} written before the rank's last step and "
-            "may not show the hang."
-        )
+        notes.append(words().says("stale dumps", who=name_ranks(old), dumps=dumps, were=were))
     return replace(
         evidence,
         stacks={rank: calls for rank, calls in evidence.stacks.items() if rank not in stale},

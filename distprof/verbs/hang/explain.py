@@ -67,15 +67,9 @@ def _no_hang(found: Diagnosis, evidence: HangEvidence) -> Explanation:
     if evidence.has_ended_well:
         why = "The job ended normally."
     elif any(len(group.members) > 1 for group in found.groups):
-        why = (
-            "In every group, the ranks that left a dump launched the same operations, and none is "
-            "pending."
-        )
+        why = words().said["dumps agree"]
         if any(len({m.enqueued for m in g.members.values()}) > 1 for g in found.groups):
-            why = (
-                "Some ranks have completed operations that others had not launched when they wrote "
-                "their dumps: the job was running, and the ranks dumped at different times."
-            )
+            why = words().said["dumps of different times"]
     else:
         why = "No operation in these dumps is pending. Dumps of a single rank cannot show more."
     return Explanation(verdict="These dumps show no hang.", why=(why,))
@@ -85,17 +79,13 @@ def _stopped(evidence: HangEvidence, stop: Stop, suspects: Sequence[int]) -> Exp
     """Steps have stopped, but the recorder shows no operation: it does not record gloo messages."""
     exited = tuple(f"Rank {rank}: {why}." for rank, why in sorted(evidence.failed.items()))
     who = f" {exited[0]}" if exited else ""
+    idle, usual = format_duration(stop.for_ns), format_duration(stop.usual_ns)
     return Explanation(
-        verdict=(
-            f"Stuck: no step has completed for {format_duration(stop.for_ns)} after step "
-            f"{stop.step}. Steps usually took {format_duration(stop.usual_ns)}. The dumps do not "
-            f"show the operation.{who}"
-        ),
+        verdict=words().says("no step", idle=idle, step=stop.step, usual=usual, who=who),
         why=(*exited, *_places(evidence)),
         alternatives=words().steps["long phase"],
         next_steps=(
-            "Find the line of code that each rank is in: distprof attach RUN --stacks.",
-            "Match the sends and receives of the ranks by hand: gloo does not record them.",
+            *words().steps["no step"],
             *([f"Check {name_ranks(suspects)}, which left no dump."] if suspects else []),
         ),
     )
@@ -116,14 +106,8 @@ def _in_flight(found: Diagnosis) -> Explanation:
     what = f" ({operation_text(found.point)})" if found.point else ""
     return Explanation(
         verdict=f"No rank is behind: operations are in flight{what}, as in a running job.",
-        why=(
-            "Every rank launched the same operations, or the dumps were written within half a "
-            "second of the launch.",
-        ),
-        alternatives=(
-            "If the job has made no progress for minutes, the operation itself does not finish: "
-            "suspect the network or a GPU.",
-        ),
+        why=(words().said["all launched"],),
+        alternatives=(words().said["operation does not finish"],),
         next_steps=words().steps["in flight"],
     )
 
@@ -167,16 +151,14 @@ def _verb(ranks: Collection[int], plural: str) -> str:
 
 def _unfinished_sentence(root: Root, what: str) -> str:
     point = root.point
-    members = name_ranks(point.group.members)
     if point.kind is HangKind.LAUNCHED_NOT_STARTED:
-        return (
-            f"all ranks launched {what}, but on {name_ranks(point.missing)} it has not started: "
-            "an earlier kernel blocks the stream there."
-        )
+        return words().says("not started", what=what, who=name_ranks(point.missing))
     started = "started" if point.kind is HangKind.STARTED_NOT_FINISHED else "launched"
     if root.ranks:
         return f"{what} finished on some ranks but not on {name_ranks(root.ranks)}."
-    return f"{members} all {started} {what} and none finished: network or GPU."
+    return (
+        f"{name_ranks(point.group.members)} all {started} {what} and none finished: network or GPU."
+    )
 
 
 def _why(found: Diagnosis, first: Root, evidence: HangEvidence) -> Iterator[str]:
@@ -187,17 +169,12 @@ def _why(found: Diagnosis, first: Root, evidence: HangEvidence) -> Iterator[str]
     behind = {rank for one in found.points for rank in one.missing} - set(found.culprits)
     others = sorted(behind & waits(found.points).keys())
     if others and not first.in_circle:
-        yield (
-            f"{capitalized(name_ranks(others))} also {_verb(others, 'lag')}, but "
-            f"{_verb(others, 'wait')} for others. {capitalized(name_ranks(found.culprits))} "
-            f"{_verb(found.culprits, 'wait')} for no rank."
-        )
+        who, culprits = (capitalized(name_ranks(ranks)) for ranks in (others, found.culprits))
+        yield f"{who} also {_verb(others, 'lag')}, but {_verb(others, 'wait')} for others."
+        yield f"{culprits} {_verb(found.culprits, 'wait')} for no rank."
     if found.unfinished is not None:
-        yield (
-            f"{capitalized(name_ranks(found.unfinished.missing))} did not finish "
-            f"{operation_text(found.unfinished)} and later operations, which the others finished: "
-            "their GPUs had stopped earlier."
-        )
+        who = capitalized(name_ranks(found.unfinished.missing))
+        yield words().says("did not finish", who=who, what=operation_text(found.unfinished))
     for rank in found.culprits[:_MOST_NAMED]:
         if rank in evidence.failed:
             yield f"Rank {rank} had failed: {evidence.failed[rank]}."
@@ -210,17 +187,12 @@ def _why(found: Diagnosis, first: Root, evidence: HangEvidence) -> Iterator[str]
         if rank in (members := root.point.group.members) and not len(members[rank].dump.entries)
     ]
     if empty:
-        yield (
-            f"The ring of {name_ranks(empty)} holds nothing in flight: the CPU stopped between "
-            "operations (in Python, the data loader, the file system or a lock)."
-        )
+        yield words().says("empty ring", who=name_ranks(empty))
     mine = [p for p in found.messages if set(p.waiting) & set(found.culprits) and p.missing]
     senders = sorted({rank for one in mine for rank in one.missing} - set(found.culprits))
     if senders and found.unfinished is None and point.seq is not None:
-        yield (
-            f"{capitalized(name_ranks(found.culprits))} may in turn wait for a message from "
-            f"{name_ranks(senders)}."
-        )
+        who = capitalized(name_ranks(found.culprits))
+        yield f"{who} may in turn wait for a message from {name_ranks(senders)}."
 
 
 def _positions(point: Point) -> Iterator[str]:
@@ -231,10 +203,8 @@ def _positions(point: Point) -> Iterator[str]:
         if member.enqueued is not None:
             latest.setdefault(member.enqueued, []).append(member.rank)
     if len(latest) < 2:
-        yield (
-            f"{capitalized(name_ranks(point.waiting))} of {point.group.label} "
-            f"launched up to number {max(latest, default=point.seq or 0)}."
-        )
+        who, number = capitalized(name_ranks(point.waiting)), max(latest, default=point.seq or 0)
+        yield f"{who} of {point.group.label} launched up to number {number}."
         return
     positions = [f"{seq} on {name_ranks(latest[seq])}" for seq in sorted(latest)[:4]]
     more = f"; {len(latest) - 4} more positions" if len(latest) > 4 else ""
@@ -246,16 +216,10 @@ def _alternatives(found: Diagnosis, first: Root, evidence: HangEvidence) -> Iter
     if found.unfinished is not None:
         suspects = sorted(set(found.unfinished.missing) - set(found.culprits))
         if suspects:
-            yield (
-                f"{capitalized(name_ranks(suspects))} may also be at fault: no operation has "
-                "finished there since, although the CPU continued."
-            )
+            yield words().says("at fault, too", who=capitalized(name_ranks(suspects)))
     agrees = evidence.log_lines or set(found.culprits) & evidence.stacks.keys()
     if point.kind is HangKind.NEVER_LAUNCHED and first.has_dump and not agrees:
-        yield (
-            "If the job was still running when the ranks dumped, differences of a few operations "
-            "are normal. Dump twice and compare."
-        )
+        yield words().said["running job"]
     unknown = sorted(set(point.silent) - set(found.culprits))
     if unknown:
         yield f"{capitalized(name_ranks(unknown))} left no dump and may be further behind."
@@ -275,10 +239,7 @@ def _all_steps(
             continue  # the step that checks the GPUs of the first root's group names them
         yield from _next_steps(root, None if number else found.unfinished, evidence)
     if suspects:
-        yield (
-            f"Find out what happened to {name_ranks(suspects)}, which left no dump: read the end "
-            "of their logs, and add their dumps."
-        )
+        yield words().says("without dump", who=name_ranks(suspects))
     if not evidence.log_lines and not evidence.stacks:
         yield "Add the ranks' logs to the folder of dumps: distprof reads their warnings."
 
@@ -286,10 +247,7 @@ def _all_steps(
 def _next_steps(root: Root, unfinished: Point | None, evidence: HangEvidence) -> Iterator[str]:
     kind = root.point.kind
     if kind in _MISMATCHES:
-        yield (
-            f"Compare the code path of {name_ranks(root.ranks)} with that of the others: look for "
-            "a branch that depends on data or rank, or for batches of different shapes."
-        )
+        yield words().says("compare paths", who=name_ranks(root.ranks))
         return
     if unfinished is not None or kind is not HangKind.NEVER_LAUNCHED:
         ranks = unfinished.missing if unfinished else root.ranks
@@ -305,8 +263,6 @@ def _next_steps(root: Root, unfinished: Point | None, evidence: HangEvidence) ->
             yield f"Get the Python stack of {who}{at}: distprof attach --stacks, or py-spy dump."
         yield f"Read the end of the log of {who}{at}."
         if any("SIGKILL" in evidence.failed.get(rank, "") for rank in root.ranks):
-            yield (
-                "Check dmesg for the out-of-memory killer, and the scheduler for an enforced limit."
-            )
+            yield words().said["killed"]
     if root.in_circle:
         yield "Launch operations of different groups in the same order on every rank."

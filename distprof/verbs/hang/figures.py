@@ -20,6 +20,7 @@ from distprof.documents.html.blocks import (
 )
 from distprof.documents.html.heat_map import Grid, cell_map, grid_data, two_digits
 from distprof.escape import short_ranks
+from distprof.sections.ending.words import words
 from distprof.sections.table import counted
 from distprof.verbs.hang import GroupProgress, HangReport, HangState
 
@@ -75,8 +76,7 @@ def places_figure(report: HangReport) -> Markup:
     named = f"Blamed: {short_ranks(report.culprits, 60)} ({causes})."
     named = named if report.culprits else "No rank is blamed."
     return captioned(
-        f"One row per rank and one column per kind of process group. {named} "
-        "The first column marks the ranks at fault.",
+        words().says("ranks by groups", named=named),
         cell_map(states, _KINDS, grid, f"Ranks by process groups. {named}"),
         legend([(f"k-{kind}", word) for kind, word in zip(_KINDS, _WORDS, strict=True)]),
         class_="heat",
@@ -157,10 +157,7 @@ def progress_figure(groups: Sequence[GroupProgress]) -> Markup:
         return EMPTY
     lines = [_progress_row(group, low, high, most) for group, low, high in shown]
     left_out = len(apart) - len(shown)
-    caption = (
-        "Latest collective that the members of each group launched, by sequence number. The bar "
-        "shows how far the last member is behind the first."
-    )
+    caption = words().said["progress"]
     if left_out:
         caption += f" {counted(left_out, 'other group')} not drawn."
     return captioned(caption, rows(lines))

@@ -151,8 +151,7 @@ def lines_of_ras(files: Iterable[tuple[str, str]]) -> tuple[list[LogLine], list[
         troubled = in_trouble(status)
         lines += _lines(shown, troubled)
         if not troubled and (count := num_behind(status)):
-            text = f"{counted(count, 'rank')} launched fewer collectives than others: NCCL names "
-            text += "only those ahead, or none"
+            text = words().says("NCCL names others", count=counted(count, "rank"))
             lines.append(LogLine(rank=None, file=shown, line=1, about="ras", text=text))
     return lines, notes
 
@@ -199,10 +198,8 @@ def lines_of_output(output: JobOutput) -> tuple[LogLine, ...]:
 def report_of_output(evidence: HangEvidence, ending: EndingResult, version: str) -> HangReport:
     """The report from what the job printed."""
     ras = [line for line in evidence.log_lines if line.about == "ras"]
-    verdict = ending.verdict or (
-        f"Not decided, because {counted(evidence.output.num_lines, 'line')} of text "
-        f"name no time-out, error or end. {last_printed(evidence.output)}".rstrip()
-    )
+    lines, last = counted(evidence.output.num_lines, "line"), last_printed(evidence.output)
+    verdict = ending.verdict or words().says("nothing", count=lines, last=last).rstrip()
     if ras and not ending.verdict:
         ranks: dict[str, set[int]] = {}  # by what is said of them, without its place
         for line in ras:
@@ -211,8 +208,7 @@ def report_of_output(evidence: HangEvidence, ending: EndingResult, version: str)
         texts = [*ranks] if len(ras) > len(ranks) else [line.text for line in ras]
         told = (f"{name_ranks(ranks[key])} {text}" if ranks[key] else text
                 for key, text in zip(ranks, texts, strict=False))  # fmt: skip
-        verdict = f"NCCL's RAS reports: {'; '.join([*told][:3])}. If a report a minute later says "
-        verdict += "the same, the job is stuck there."
+        verdict = words().says("RAS", what="; ".join([*told][:3]))
     state = HangState.FAILED if ending.state == FAILED else HangState(ending.state or "undecided")
     is_one = len({one.op for one in ending.positions}) == 1
     differ = HangKind.SIZE_MISMATCH if is_one else HangKind.KIND_MISMATCH

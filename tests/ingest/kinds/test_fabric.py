@@ -244,8 +244,8 @@ LOG = "0: size(MB)   tavg(usec)  avgbw(GB/sec)\n0: 1.00   100.0   10.5\n0: 64.00
     [
         (SIZES.format(slow=40), "at 4.00 MB: After reaches 20.0 GB/s, Before 5.00 GB/s, 25.0 %"),
         (SIZES.format(slow=159), "at 1.00 MB: After reaches 11.0 GB/s, and Before differs little"),
-        (OSU, "This test reaches 11.2 GB/s bus bandwidth at 4.19 MB"),
-        (LOG, "This test reaches 84.0 GB/s bus bandwidth at 64.0 MB"),
+        (OSU, "This test reaches 11.2 GB/s at 4.19 MB"),
+        (LOG, "This test reaches 84.0 GB/s at 64.0 MB"),
     ],
 )
 def test_tables_of_other_programs_are_read_by_their_columns(tmp_path, text, says):

@@ -26,7 +26,7 @@ from benchmarks.fuzzing.chunks import (
 from distprof import kernel as switch
 from distprof.errors import InputError
 from distprof.ingest.kineto import native, reader, source
-from distprof.ingest.kineto.decode import DecodeState
+from distprof.ingest.kineto.decode import DecodeState, find_events
 from distprof.ingest.kineto.framing import Boundary, DeviceSearch
 from distprof.ingest.kineto.native import NativeReader
 from distprof.ingest.kineto.parsed import SymbolTable
@@ -183,7 +183,6 @@ ODD = {
     "no time": chunk_of(without(OPERATOR, "ts")),
     "a time as text": changed(OPERATOR, ts="100.5"),
     "a time with an exponent": b'[{"ph":"X","name":"a","ts":1e3}]',
-    "a large time with decimals": changed(OPERATOR, ts=8796093022208.25),
     "a time beyond int64": b'[{"ph":"X","name":"a","ts":99999999999999999999}]',
     "a duration as text": changed(OPERATOR, dur="5"),
     "a null duration": changed(OPERATOR, dur=None),
@@ -244,7 +243,9 @@ USUAL = {
     "a duration of weeks": changed(OPERATOR, dur=604_800_000_001),
     "many decimals": b'[{"ph":"X","name":"a","ts":100.12345,"dur":0.0005},'
     b'{"ph":"X","name":"a","ts":7.0015,"dur":2.00150}]',
+    "a large time with decimals": changed(OPERATOR, ts=8796093022208.25),
     "large whole microseconds": changed(OPERATOR, ts=1_760_000_000_000_000),
+    "their decimals are zeros": b'[{"ph":"X","name":"a","ts":1760000000000000.000,"dur":1.000}]',
     "escapes in a name": changed(OPERATOR, name='a"b\\c\né'),
     "UTF-8 in a name": chunk_of({**OPERATOR, "name": "é😀"}, ensure_ascii=False),
     "a category of its own": chunk_of({**OPERATOR, "cat": "Ünusual"}, ensure_ascii=False),
@@ -262,6 +263,17 @@ def test_what_real_traces_hold_is_read(name, device_only):
     assert not is_declined(USUAL[name], device_only=device_only)
     how = {"device_only": device_only}
     assert answer_of(USUAL[name], kernel=True, **how) == answer_of(USUAL[name], kernel=False, **how)
+
+
+def test_times_since_1970_with_decimals_are_read_by_the_kernel_from_the_first_chunk_on():
+    times = (b"1760000000000000.123", b"1760000000000007.000")
+    first, second = (b'[{"ph":"X","name":"a","ts":%b,"dur":2}]' % ts for ts in times)
+    state = DecodeState()
+    with switched(True):
+        assert find_events(first, len(first), state) is not None
+        assert state.exact
+        assert find_events(second, len(second), state) is not None
+    assert answers_of([first, second], kernel=True) == answers_of([first, second], kernel=False)
 
 
 @pytest.mark.parametrize("ts", ["1760000000000000.123", "1760000000000000", "5.5", "-3.25", "7"])

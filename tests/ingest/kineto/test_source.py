@@ -36,9 +36,10 @@ def read_all(source):
     count = source.read_into(memoryview(rooms[0]))
     while count:
         now, then = rooms[len(blocks) % 2], rooms[(len(blocks) + 1) % 2]
-        source.begin_reading(memoryview(then))
+        if reads_ahead := source.is_long:
+            source.begin_reading(memoryview(then))
         blocks.append(bytes(now[:count]))
-        count = source.finish_reading()
+        count = source.finish_reading() if reads_ahead else source.read_into(memoryview(then))
     return blocks
 
 
@@ -112,7 +113,7 @@ def test_what_was_begun_for_one_place_may_be_read_into_another(damaged, tmp_path
     with ByteSource(path, "long") as source:
         room = memoryview(bytearray(BLOCK))
         for number in range(100_000):
-            if number % 3 == 0:
+            if number % 3 == 0 and source.is_long:
                 source.begin_reading(room)
             if not (block := source.read(1_000)):
                 break

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from statistics import median
 
 from distprof.escape import few_ranks, fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
 from distprof.sections.idle import IdleResult, PausesResult
 from distprof.sections.settings import ConfinedRank, HostSetup, SettingsResult
-from distprof.sections.shares import hidden_waits, idle_gpu_ns
+from distprof.sections.shares import hidden_waits, idle_gpu_ns, medians_of_others
 from distprof.sections.step_log import StepLogResult
 from distprof.sections.time import WaterfallResult
 from distprof.terms import Confidence, Severity
@@ -208,7 +207,7 @@ def _starved(
     ran = [rank.cpu_ns_per_step or 0 for rank in pauses.ranks]
     ran = ran if all(ran) else [1] * len(ran)
     rates = [wait / ns for wait, ns in zip(waits, ran, strict=True)]
-    usual = zip(_medians_of_others(waits), _medians_of_others(rates), ran, strict=True)
+    usual = zip(medians_of_others(waits), medians_of_others(rates), ran, strict=True)
     expected = [max(wait, rate * ns) for wait, rate, ns in usual]
 
     def times(row: int, limit: str) -> float:
@@ -246,17 +245,6 @@ def _without_chance(alone: tuple[int, ...], settings: SettingsResult) -> tuple[i
         for rank in competing
     }
     return tuple(rank for rank in alone if rank not in by_chance)
-
-
-def _medians_of_others(values: Sequence[float]) -> list[float]:
-    """For each of at least two values, the median of all others."""
-    ordered = sorted(values)
-    low, high = (len(values) - 2) // 2, (len(values) - 1) // 2
-    medians = []
-    for value in values:
-        place = bisect_left(ordered, value)
-        medians.append((ordered[low + (place <= low)] + ordered[high + (place <= high)]) / 2)
-    return medians
 
 
 def _of_few(

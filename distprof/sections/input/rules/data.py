@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator
 
 from distprof.escape import few_ranks
@@ -11,7 +10,7 @@ from distprof.sections.collectives import CollectivesResult
 from distprof.sections.idle import IdleResult, PausesResult
 from distprof.sections.input.rules.loading import named_for_late_input
 from distprof.sections.settings import SettingsResult
-from distprof.sections.shares import StepTimes, hidden_waits, idle_gpu_ns
+from distprof.sections.shares import StepTimes, hidden_waits, idle_gpu_ns, medians_of_others
 from distprof.sections.step_log import StepLogResult
 from distprof.sections.stragglers import MessagesResult, StragglersResult
 from distprof.sections.time import WaterfallResult
@@ -75,11 +74,13 @@ def uneven_input(
     step, waits = step_log.step_ns, _input_ns(step_log, pauses)
     if not step or len(waits) < 2:
         return  # bare traces, or one rank alone
-    excess = {rank: wait - _peers(waits, rank) for rank, wait in waits.items()}
+    usual = dict(zip(waits, medians_of_others([*waits.values()]), strict=True))
+    excess = {rank: wait - usual[rank] for rank, wait in waits.items()}
     min_excess = limits["min_step_ratio"] * step
     named = named_for_late_input(stragglers)
     longer = tuple(rank for rank, more in excess.items() if more > min_excess and rank not in named)
-    queued, loader_queued = pauses.queued_ns, _loaders_queued_ns(pauses)
+    queued = pauses.queued_ns
+    loader_queued = {rank.rank: rank.input_queue_ns_per_step or 0 for rank in pauses.ranks}
     late = tuple(
         rank
         for rank in longer
@@ -102,7 +103,7 @@ def uneven_input(
         headline=f"{_who(late)} {format_ratio(waits[worst] / step)} of each step for input",
         message=(
             f"It takes {format_duration(waits[worst])}{of_rank}; the median of its peers is "
-            f"{format_duration(_peers(waits, worst))}."
+            f"{format_duration(usual[worst])}."
         ),
         cost_ns_per_step=int(excess[worst]),
         ranks=late,
@@ -118,11 +119,6 @@ def _input_ns(step_log: StepLogResult, pauses: PausesResult) -> dict[int, int]:
     return {
         rank.rank: rank.phases.get("input", 0) + loader.get(rank.rank, 0) for rank in step_log.ranks
     }
-
-
-def _loaders_queued_ns(pauses: PausesResult) -> dict[int, int]:
-    """Time per step by rank for which training waits for a loader that has no CPU."""
-    return {rank.rank: rank.input_queue_ns_per_step or 0 for rank in pauses.ranks}
 
 
 def _uncertain(
@@ -154,10 +150,6 @@ def _hidden(ranks: tuple[int, ...], excess: dict[int, float], idle_ns: dict[int,
         f"rank {worst} waits {format_duration(excess[worst])} longer for input than its peers, but"
         f" its GPU has work meanwhile: it idles for {format_duration(idle_ns[worst])} of a step"
     )
-
-
-def _peers(waits: dict[int, int], rank: int) -> float:
-    return statistics.median(wait for other, wait in waits.items() if other != rank)
 
 
 def _who(ranks: tuple[int, ...]) -> str:

@@ -10,10 +10,14 @@ from distprof.sections.collectives import CollectivesResult
 from distprof.sections.nccl import (
     BETWEEN,
     INSIDE,
+    SAYS,
     NcclHost,
     NcclResult,
     NcclTransport,
     different_networks,
+    is_of_one_host,
+    over_cards,
+    why_not_fast,
 )
 from distprof.sections.nccl.rules import (
     PAGES,
@@ -44,12 +48,13 @@ def nccl_over_sockets(
     if has_log(nccl) and not nccl.transports and nccl.networks:
         yield from _by_choice(nccl)
         return
-    sockets, total = connections(nccl, BETWEEN, lambda way: way.transport == "NET/Socket")
+    sockets, total = connections(nccl, BETWEEN, lambda way: way.transport.endswith("Socket"))
     if not sockets or sockets < limits["socket_ratio"] * total:
         return
+    names = sorted({way.transport for way in nccl.transports if way.transport.endswith("Socket")})
     yield Draft(
         headline=f"{sockets:,} of {total:,} connections between nodes use TCP sockets",
-        message=f"NCCL chose NET/Socket{_why(nccl)}.{_idle(nccl)}{_within(nccl)}",
+        message=f"NCCL chose {', '.join(names)}{_why(nccl)}.{_idle(nccl)}{_within(nccl)}",
         fix=advice("nccl-over-sockets", "connections"),
         cost_ns_per_step=exposed_between_nodes(collectives, times),
         confidence=Confidence.INFERRED,
@@ -59,7 +64,7 @@ def nccl_over_sockets(
 
 def _within(nccl: NcclResult) -> str:
     """Sockets inside a node, where shared memory or peer access is the usual way."""
-    inside, _ = connections(nccl, INSIDE, lambda way: way.transport == "NET/Socket")
+    inside, _ = connections(nccl, INSIDE, lambda way: way.transport.endswith("Socket"))
     return " Ranks of one host use sockets, too: P2P and SHM are off." if inside else ""
 
 
@@ -71,11 +76,8 @@ def _idle(nccl: NcclResult) -> str:
         return ""
     names = (", ".join(sorted(some)[:_MOST_CARDS]) for some in (used, idle))
     what = "which no other host reaches: set NCCL_SOCKET_IFNAME={}"
-    what = what if all(map(_OF_ONE_HOST.match, used)) else "and none of those shown uses {}"
+    what = what if all(map(is_of_one_host, used)) else "and none of those shown uses {}"
     return f" They use {{}}, {what}.".format(*names)
-
-
-_OF_ONE_HOST = re.compile(r"lo$|docker|veth|virbr|br-|cni|lxcbr|podman|ecs-eth")
 
 
 def _by_choice(nccl: NcclResult) -> Iterator[Draft]:
@@ -94,12 +96,11 @@ def _by_choice(nccl: NcclResult) -> Iterator[Draft]:
         return
     if set(nccl.networks) != {"Socket"} or nccl.is_on_one_host:
         return
-    cards = sorted({card for host in nccl.hosts for card in host.cards})
-    over = f" over {', '.join(cards[:_MOST_CARDS])}" if cards else ""
     processes = counted(nccl.num_processes, "process")
+    by = f", according to {processes}" if nccl.num_processes else ""
     yield Draft(
-        headline=f"NCCL uses TCP sockets between nodes, according to {processes}",
-        message=f"NCCL uses sockets{over} for everything between nodes{_why(nccl)}.",
+        headline=f"NCCL uses TCP sockets between nodes{by}",
+        message=f"NCCL uses sockets{over_cards(nccl)} for everything between nodes{_why(nccl)}.",
         fix=advice("nccl-over-sockets", "chosen"),
         confidence=Confidence.INFERRED,
         severity=None if nccl.num_hosts > 1 else Severity.INFO,
@@ -109,12 +110,9 @@ def _by_choice(nccl: NcclResult) -> Iterator[Draft]:
 
 def _why(nccl: NcclResult) -> str:
     """What the log says about the fast network."""
-    if any("libibverbs" in warning.text for warning in nccl.warnings):
-        return "; libibverbs could not be opened, so InfiniBand and RoCE are out of reach"
-    for name in ("NCCL_IB_DISABLE", "NCCL_NET", "NCCL_NET_PLUGIN"):
-        value = setting_of(nccl, name)
-        if value and value != "0":
-            return f"; {name} is set to {value}"
+    if why := why_not_fast(nccl):
+        no_verbs = ", so InfiniBand and RoCE are out of reach" if "libibverbs" in why else ""
+        return f"; {why}{no_verbs}"
     if any(host.links for host in nccl.hosts):
         return ", although NCCL found RDMA cards"
     if nccl.missing_networks:
@@ -132,21 +130,18 @@ def no_gpudirect(
     nccl: NcclResult, collectives: CollectivesResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:
     """Connections between nodes use RDMA cards without GPUDirect RDMA, according to NCCL's log."""
-    if (
-        has_log(nccl)
-        and not nccl.transports
-        and said(nccl, NcclRemark.GDR_OFF)
-        and not said(nccl, NcclRemark.GDR_ON)
-    ):
+    off = said(nccl, NcclRemark.GDR_OFF)
+    remarks = [remark for remark in off if remark.value not in nccl.missing_networks]
+    if has_log(nccl) and not nccl.transports and remarks and not said(nccl, NcclRemark.GDR_ON):
         # From what NCCL says of its cards, where the log names no connection
-        remarks = said(nccl, NcclRemark.GDR_OFF)
         cards = sorted({remark.value for remark in remarks})
+        what = "libfabric" if cards == ["Libfabric"] else counted(len(cards), "network card")
         more = f" and {len(cards) - _MOST_CARDS} more" if len(cards) > _MOST_CARDS else ""
         most = max(remark.num_processes for remark in remarks)
         of_all = f" on {most:,} of {nccl.num_processes:,} processes"
         where = of_all if nccl.num_processes > 1 else ""
         yield Draft(
-            headline=f"GPUDirect RDMA is disabled for {counted(len(cards), 'network card')}",
+            headline=f"GPUDirect RDMA is disabled for {what}",
             message=(
                 f"NCCL says so{where} for {', '.join(cards[:_MOST_CARDS])}{more}, and enables it "
                 "for none: every byte between nodes goes through CPU memory."
@@ -179,26 +174,20 @@ def _fix(nccl: NcclResult) -> str:
     """The fix for this vendor's GPUs and cards; nvidia-peermem works only with NVIDIA's."""
     off = (remark.value for remark in said(nccl, NcclRemark.GDR_OFF))
     networks = (*nccl.networks, *(way.transport for way in nccl.transports), *off)
-    # Whether the library is RCCL, by its version or by AMD's links between GPUs
-    versions = " ".join(version.value.lower() for version in nccl.versions)
-    is_rccl = any(word in versions for word in ("hip", "rocm", "rccl", "-head"))
-    makers = {
-        "amd": is_rccl or any("xgmi" in path.lower() for path in nccl.paths),
-        "omni-path": _cards(nccl, "hfi1"),
-        "efa": _cards(nccl, "efa") or any("Libfabric" in name for name in networks),
-        "dma-buf": _cards(nccl, "bnxt_re") or _cards(nccl, "irdma"),
-    }
-    maker = next((name for name, is_its in makers.items() if is_its), "nvidia")
+    cards = (card for host in nccl.hosts for card in host.cards)
+    versions = (version.value for version in nccl.versions)
+    names = " ".join((*networks, *cards, *versions, *nccl.paths)).lower()
+    maker = next(
+        (maker for maker, its in SAYS["makers"].items() if re.search(its, names)), "nvidia"
+    )
     return f"{advice('no-gpudirect', maker)} {advice('no-gpudirect', 'all')}"
-
-
-def _cards(nccl: NcclResult, prefix: str) -> bool:
-    return any(card.startswith(prefix) for host in nccl.hosts for card in host.cards)
 
 
 def _is_rdma(way: NcclTransport) -> bool:
     return (
-        way.where == BETWEEN and way.transport.startswith("NET/") and way.transport != "NET/Socket"
+        way.where == BETWEEN
+        and way.transport.startswith("NET/")
+        and not way.transport.endswith("Socket")
     )
 
 

@@ -4,36 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
-from distprof.sections.nccl import INSIDE, NcclResult, NcclSetting
+from distprof.sections.nccl import INSIDE, SAYS, NcclResult, NcclSetting
 from distprof.sections.nccl.rules import PAGES, connections, has_log, said, setting_of
 from distprof.sections.sharding import ShardingResult
 from distprof.sections.table import counted
 from distprof.terms import Confidence, NcclRemark, Severity
-
-_LOC = ("0", "LOC")
-_ANY: tuple[str, ...] = ()
-
-_CHOICES: Mapping[str, tuple[tuple[str, ...], str]] = {
-    "NCCL_ALGO": (_ANY, "the algorithm is forced"),
-    "NCCL_PROTO": (_ANY, "the protocol is forced"),
-    "NCCL_MAX_NCHANNELS": (_ANY, "channels are limited"),
-    "NCCL_MAX_CTAS": (_ANY, "channels are limited"),
-    "NCCL_NVLS_ENABLE": (("0",), "no reduction in the NVLink switch"),
-    "NCCL_IB_DISABLE": (("1",), "no InfiniBand or RoCE"),
-    "NCCL_NET_GDR_LEVEL": (_LOC, "no GPUDirect RDMA"),
-    "NCCL_IB_HCA": ((r"=?\w*_\d+(?::\d+)?",), "a single network card"),
-}
-"""Variables, patterns of values that restrict NCCL (any if empty), and the effect."""
-
-_TRANSPORTS: Mapping[str, tuple[tuple[str, ...], str]] = {
-    "NCCL_P2P_DISABLE": (("1",), "no direct access between GPUs"),
-    "NCCL_P2P_LEVEL": (_LOC, "no direct access between GPUs"),
-    "NCCL_SHM_DISABLE": (("1",), "no shared memory"),
-}
-"""The same for transports that every machine with several GPUs has and always benefits from."""
 
 
 @rule("COM122", Severity.INFO, costs_time=False, page=PAGES["COM122"])
@@ -56,7 +34,7 @@ def forced_nccl_settings(
     values = {name: values.pop() for name, values in found.items() if len(values) == 1}
     named = {
         name: (value, *known[name][1:])
-        for known in (_TRANSPORTS, _CHOICES)
+        for known in (SAYS["inside"], SAYS["choices"])
         for name, value in values.items()
         if name in known and _is_restrictive(value, known[name][0])
     }
@@ -66,7 +44,7 @@ def forced_nccl_settings(
         return
     parts = [f"{name}={value} ({what})" for name, (value, what) in named.items()]
     is_only_known = nccl.num_files > 0 and not nccl.num_texts  # nothing shows what NCCL uses
-    is_heavy = is_only_known or bool(named.keys() & {*_TRANSPORTS, "NCCL_IB_HCA"})
+    is_heavy = is_only_known or bool(named.keys() & {*SAYS["inside"], "NCCL_IB_HCA"})
     verb = "restricts" if len(parts) == 1 else "restrict"
     yield Draft(
         headline=f"{counted(len(parts), 'setting')} of the environment {verb} NCCL",

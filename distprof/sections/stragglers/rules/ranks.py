@@ -11,6 +11,8 @@ from distprof.sections.collectives import CollectivesResult
 from distprof.sections.moe import MoeResult
 from distprof.sections.shares import StepTimes, unrecorded
 from distprof.sections.stragglers import (
+    COLLECTIONS,
+    MEMORY_CALLS,
     PAUSED_FOR,
     RankStraggler,
     StragglerSet,
@@ -54,6 +56,10 @@ def fix_of(rank: _Slow) -> str:
             f"Take {what} out of the step: run it in the background or less often. If all ranks "
             "need it, run it on all of them in the same step."
         )
+    if rank.detail == COLLECTIONS:
+        return advice("garbage-collection-pauses")
+    if rank.detail == MEMORY_CALLS:
+        return advice("memory-calls")
     fix: str = words()["fix"].get(rank.detail) or words()["fix"][rank.cause]
     return fix
 

@@ -10,6 +10,7 @@ import msgspec
 
 from distprof.escape import fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
+from distprof.sections.shares import medians_of_others
 from distprof.sections.stragglers import StragglersResult
 from distprof.sections.table import counted
 from distprof.sections.telemetry import (
@@ -121,27 +122,14 @@ def median_of(
     return float(median(known)) if known else None
 
 
-def medians_of_others(values: Sequence[float | None]) -> list[float | None]:
-    """For each value, the median of the other known values; None if there are none.
-
-    Jobs have thousands of GPUs, so the values are sorted once.
-    """
-    known = sorted((value, i) for i, value in enumerate(values) if value is not None)
-    numbers = [value for value, _ in known]
-    result = [_median(numbers)] * len(values)
-    for place, (_, i) in enumerate(known):
-        result[i] = _median(numbers, without=place)
+def usual_of_peers(values: Sequence[float | None]) -> list[float | None]:
+    """For each value, the median of the other known values; None if there are none."""
+    known = {i: value for i, value in enumerate(values) if value is not None}
+    result = [float(median(known.values())) if known else None] * len(values)
+    others = medians_of_others([*known.values()]) if len(known) > 1 else [None] * len(known)
+    for i, usual in zip(known, others, strict=True):
+        result[i] = usual
     return result
-
-
-def _median(ascending: Sequence[float], without: int | None = None) -> float | None:
-    """Median of sorted numbers, all or all but one."""
-    count = len(ascending) - (without is not None)
-    if count <= 0:
-        return None
-    places = ((count - 1) // 2, count // 2)
-    low, high = (p + 1 if without is not None and p >= without else p for p in places)
-    return (ascending[low] + ascending[high]) / 2
 
 
 def by_kind(units: Sequence[Unit]) -> list[list[Unit]]:
@@ -258,32 +246,6 @@ def throttled_device(
 ) -> Iterator[Draft]:
     """GPUs that throttle because of heat, the power supply, or a power cap that their peers do not
     reach.
-
-    ## Why it costs time
-    A GPU at 70 % of its clock takes 1.4 times as long for the same kernels, and every other rank of
-    a synchronous job waits for it.
-
-    ## Evidence needed
-    Throttle reasons from distprof's probe, `nvidia-smi --query-gpu` with
-    `clocks_event_reasons.active`, `nvidia-smi dmon -s v`, or DCGM. Figures cover the analysed steps
-    if there are samples of them, otherwise the whole recording. The message says which.
-
-    ## How the cost is computed
-    The cost of the rank as a straggler: the exposed time that other ranks wait for it. There is
-    none if they do not wait for it, or if the rank is unknown.
-
-    ## How to fix
-    Heat: look at air flow, inlet temperature, fans, coolant, thermal paste. Power brake and
-    hardware slowdown: look at the power supply and its cables. A power cap on some GPUs: compare
-    `nvidia-smi -q -d POWER`, and set one limit for all.
-
-    ## When it is wrong
-    A GPU at its power cap in most samples works as intended if its peers are also at their caps,
-    and is not reported. Each sample is one moment, so a few samples show little: raise the sampling
-    rate.
-
-    ## Sources
-    NVIDIA, NVML reference, "NvmlClocksEventReasons".
     """
     units = units_of(telemetry)
     left = units
@@ -328,7 +290,7 @@ def _slowed(units: Sequence[Unit], reasons: Sequence[str], limits: Limits) -> li
     gpus = []
     for peers in by_kind(units):
         shares = [_share(unit, reasons) for unit in peers]
-        for unit, share, usual in zip(peers, shares, medians_of_others(shares), strict=True):
+        for unit, share, usual in zip(peers, shares, usual_of_peers(shares), strict=True):
             if usual is not None and share - usual >= limits["more_capped_ratio"]:
                 gpus.append(unit)
     return gpus
@@ -359,33 +321,10 @@ MIN_PEERS = 2
 def uneven_device_clocks(
     telemetry: TelemetryResult, stragglers: StragglersResult, limits: Limits
 ) -> Iterator[Draft]:
-    """GPUs that run at a lower clock than their peers although they report no throttling.
-
-    ## Why it costs time
-    Compute kernels take longer in proportion, and all ranks wait for the slowest.
-
-    ## Evidence needed
-    Clocks of at least 3 busy GPUs of one model, from the analysed steps if samples cover them.
-    Samples without throttle reasons cannot show that nothing throttles a GPU.
-
-    ## How the cost is computed
-    The cost of the rank as a straggler: the exposed time that other ranks wait for it. There is
-    none if they do not wait for it, or if the rank is unknown.
-
-    ## How to fix
-    Reset application clocks (`nvidia-smi -rac`) and locked clocks (`nvidia-smi -rgc`), compare
-    power limits, and switch persistence mode on. Take a GPU whose clock stays low out of service.
-
-    ## When it is wrong
-    A GPU with less work may lower its clock: check whether its rank is late. Different models in
-    one job have different clocks, but distprof assumes that all ranks have the same model.
-
-    ## Sources
-    NVIDIA, `nvidia-smi` manual, "Clocks".
-    """
+    """GPUs that run at a lower clock than their peers although they report no throttling."""
     busy = [unit for unit in units_of(telemetry) if unit.is_busy and _clock(unit) is not None]
     for peers in by_kind(busy):
-        usual = medians_of_others([_clock(unit) for unit in peers])
+        usual = usual_of_peers([_clock(unit) for unit in peers])
         slow = [
             unit
             for unit, others in zip(peers, usual, strict=True)
@@ -442,28 +381,6 @@ _LOWER_CLOCK = 0.97
 def hot_device(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
     """GPUs near the temperature at which they slow down, and GPUs that are much hotter than their
     peers and already slower.
-
-    ## Why it costs time
-    A hot GPU leaks more current and reaches its power cap at a lower clock. At a few degrees more
-    its hardware slows it down. It also fails sooner.
-
-    ## Evidence needed
-    Temperatures in the analysed steps if samples cover them, otherwise in the whole recording.
-
-    ## How the cost is computed
-    Not computed: the findings on throttling and on late ranks carry the cost of heat.
-
-    ## How to fix
-    Compare the inlet temperature and fans of its host with those of other hosts. Look for blocked
-    air flow, a missing blanking panel or a failed pump. Reseat the heat sink if only one GPU is
-    hot.
-
-    ## When it is wrong
-    Limits differ by model: some run at 85 °C by design (`nvidia-smi -q -d TEMPERATURE` shows them).
-    GPUs downstream in the air flow of a chassis are always hotter than those upstream.
-
-    ## Sources
-    NVIDIA, NVML reference, "nvmlTemperatureThresholds_t".
     """
     units = [u for u in units_of(telemetry) if u.figures.temperature_c_max is not None]
     hot = [unit for peers in by_kind(units) for unit in _hot(peers, limits)]
@@ -493,7 +410,7 @@ def _hot(peers: Sequence[Unit], limits: Limits) -> list[Unit]:
     """GPUs that are hot, or hotter than their peers and slower."""
     heats = [float(unit.figures.temperature_c_max or 0) for unit in peers]
     clocks = [unit.figures.sm_clock_mhz_median if unit.is_busy else None for unit in peers]
-    usual_heats, usual_clocks = medians_of_others(heats), medians_of_others(clocks)
+    usual_heats, usual_clocks = usual_of_peers(heats), usual_of_peers(clocks)
     hot = []
     for i, unit in enumerate(peers):
         usual, clock, others = usual_heats[i], clocks[i], usual_clocks[i]

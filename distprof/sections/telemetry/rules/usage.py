@@ -190,7 +190,9 @@ def inactive_nvlinks(telemetry: TelemetryResult, limits: Limits) -> Iterator[Dra
     for name in dict.fromkeys(links.name for links in telemetry.nvlinks):
         peers = [links for links in telemetry.nvlinks if links.name == name]
         best = max(links.bytes_per_s for links in peers)
-        short = [links for links in peers if _is_short(links, best, limits)]
+        most = max(links.num_links for links in peers)  # fewer lines, all active: a list cut off
+        whole = [links for links in peers if links.inactive or links.num_links == most]
+        short = [links for links in whole if _is_short(links, best, limits)]
         if short:
             worst = min(short, key=lambda links: links.bytes_per_s)
             num_others = len(short) - 1

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from distprof.bounds import table_beside
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.terms import Confidence, Severity
 from distprof.units import format_bytes, format_duration, format_ratio
 from distprof.verbs.plan import ConfigurationResult
 
-_PAGES: Mapping[str, str] = table_beside(__package__, "planned.toml")
 
-
-def _page(name: str) -> str:
-    return _PAGES["shared"] + _PAGES[name]
-
-
-@rule("CFG111", Severity.ERROR, page=_page("configuration-beyond-memory"), costs_time=False)
+@rule("CFG111", Severity.ERROR, costs_time=False)
 def configuration_beyond_memory(
     configuration: ConfigurationResult,
     limits: Limits,  # noqa: ARG001 - all checks take limits
@@ -51,7 +44,6 @@ def _fix(configuration: ConfigurationResult, state_bytes: int) -> str:
 @rule(
     "CFG112",
     Severity.WARNING,
-    page=_page("planned-bubble"),
     max_bubble_ratio=Limit(0.10, "share of the pipeline's time that may be bubble"),
 )
 def planned_bubble(configuration: ConfigurationResult, limits: Limits) -> Iterator[Draft]:
@@ -76,7 +68,6 @@ def planned_bubble(configuration: ConfigurationResult, limits: Limits) -> Iterat
 @rule(
     "CFG113",
     Severity.WARNING,
-    page=_page("planned-data-parallelism-exposed"),
     max_exposed_ratio=Limit(
         0.20, "share of the step that exposed data-parallel communication may take"
     ),
@@ -109,7 +100,6 @@ def planned_data_parallelism_exposed(
 @rule(
     "CFG114",
     Severity.INFO,
-    page=_page("planned-accumulation-without-need"),
     costs_time=False,
     room_ratio=Limit(0.9, "share of usable memory that the larger micro-batch may fill"),
 )
@@ -135,7 +125,6 @@ def planned_accumulation_without_need(
 @rule(
     "CFG115",
     Severity.INFO,
-    page=_page("planned-sharding-without-need"),
     costs_time=False,
     room_ratio=Limit(0.9, "share of usable memory that unsharded state may fill"),
 )
