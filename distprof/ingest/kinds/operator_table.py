@@ -17,9 +17,12 @@ from functools import cache
 from itertools import chain, repeat
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from distprof.bounds import Bound, patterns_beside, table_beside
-from distprof.ingest.communication import Classifier, collective_kind
+from distprof.config import CommunicationConfig
+from distprof.ingest.communication import classifier_for, collective_kind
 from distprof.ingest.files import beginning, begins_object, refusing, whole
 from distprof.ingest.kinds import Source
 from distprof.run.evidence import OperatorTable, TableOperator
@@ -34,9 +37,9 @@ _LIBRARIES = ("nccl", "rccl", "c10d", "oneccl", "hccl", "hcom_")
 _MOST_ERROR = 0.25
 """A share that is rounded more coarsely does not show the total, not even roughly."""
 _TEXTS = ("Name", "Overload Name", "Full Name", "Input Shapes", "Source Location")
-_CALLS = ("# of Calls", "Number of Calls", "Calls")
+_CALLS = ("# of Calls", "Number of Calls", "Calls", "Occurrences")
 _DRAWN = str.maketrans("│┃║¦", "||||")
-_EDGES, _RULES = " \t|#>`", " \t|#>`-─━═=+:┼╇┡┩├┤┌┐└┘╞╡"
+_EDGES, _RULES = " \t|#>`+", " \t|#>`-─━═=+:┼╇┡┩├┤┌┐└┘╞╡"
 _NS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
 
 
@@ -65,18 +68,11 @@ def _layouts() -> tuple[tuple[re.Pattern[str], _Layout], ...]:
     return tuple((re.compile(one.header, re.M), one) for one in known)
 
 
-@cache
-def _columns() -> dict[str, list[str]]:
-    """Columns of a table without a header, by what their values are."""
-    columns: dict[str, list[str]] = table_beside(__package__, "operator_table.toml")["columns"]
-    return columns
-
-
 def fits_operator_table(source: str) -> bool:
     """Whether a file holds such a table near its beginning; never raises for other files."""
     data = beginning(source, _SNIFFED_BYTES)
     start = "" if begins_object(data) else data.decode("utf-8", "replace")
-    own = (_PATTERNS[name] for name in ("header", "headless"))
+    own = (_PATTERNS[name] for name in ("header", "headless", "event"))
     headers = chain(own, (header for header, _ in _layouts()))
     return bool(start) and any(header.search(start.translate(_DRAWN)) for header in headers)
 
@@ -89,7 +85,30 @@ def read_operator_table(source: str) -> OperatorTable:
         for header, layout in _layouts():
             if found := header.search(text):
                 return _listed(source, text, found, layout)
-    return _operators(source, text.splitlines())
+        text = _events(text) or text
+    return _operators(source, [*_rooted(text.splitlines())])
+
+
+def _events(text: str) -> str:
+    """A table of the events in a printed list of them, a row for each name; empty without any."""
+    each: dict[str, NDArray[np.int64]] = {}
+    for event in _PATTERNS["event"].finditer(text):
+        spent = np.array([_ns(event["cpu"]), _ns(event["device"]), 1])
+        each[event["name"]] = each.get(event["name"], 0) + spent
+    rows = (f"{name}\t{cpu}ns\t{device}ns\t{calls}" for name, (cpu, device, calls) in each.items())
+    return "\n".join(("Name\tCPU total\tCUDA total\tCalls", *rows)) if each else ""
+
+
+def _rooted(lines: Iterable[str]) -> Iterator[str]:
+    """Rows of which those in a tree of modules have the path of their module."""
+    path: dict[int, str] = {}  # by how far each branch is to the right
+    for line in lines:
+        if branch := _PATTERNS["branch"].match(line):
+            name, *values = line[branch.end() :].split("|")
+            path = {at: one for at, one in path.items() if at < branch.end()}
+            path[branch.end()] = name.strip()
+            line = "|".join((".".join(path.values()), *values))
+        yield line
 
 
 def _sections(text: str, row: re.Pattern[str]) -> list[tuple[str, int, str]]:
@@ -155,7 +174,7 @@ def _scaled(printed: str, scale: float) -> int:
     text = printed.replace(",", "")
     with suppress(ValueError, OverflowError):
         return _ns(text) or round(float(text) * scale)
-    return _ns(text) or 0
+    return 0
 
 
 def _operators(source: str, every: Sequence[str]) -> OperatorTable:
@@ -216,15 +235,17 @@ def _header(line: str) -> tuple[list[str], str, list[str]] | None:
     """Columns, what a launcher prints before them, and the line itself if it is a row."""
     if found := _PATTERNS["header"].match(line):
         before = found[1].rstrip()
-        return _PATTERNS["column"].findall(line[len(found[1]) :]), before, []
+        _, *columns = _PATTERNS["column"].findall(line[len(found[1]) :])
+        return ["Name", *columns], before, []
     if not _PATTERNS["headless"].match(line):
         return None
+    known: dict[str, list[str]] = table_beside(__package__, "operator_table.toml")["columns"]
     columns, rest = ["Name"], "".join(map(_sign, _split(line, 0)[1:]))
     while rest:
-        signs = next((signs for signs in _columns() if rest.startswith(signs)), None)
+        signs = next((signs for signs in known if rest.startswith(signs)), None)
         if signs is None:
             return None
-        columns, rest = columns + _columns()[signs], rest[len(signs) :]
+        columns, rest = columns + known[signs], rest[len(signs) :]
     return columns, "", [line]
 
 
@@ -282,15 +303,10 @@ class _Whole:
 
 
 def _kind(name: str) -> CollectiveKind:
-    kind: CollectiveKind = _classifier().verdict(name).kind
+    kind: CollectiveKind = classifier_for(CommunicationConfig()).verdict(name).kind
     if any(library in name.lower() for library in _LIBRARIES):
         return collective_kind(name) or kind
     return kind
-
-
-@cache
-def _classifier() -> Classifier:
-    return Classifier()
 
 
 def _operator(row: Mapping[str, str], device: str) -> TableOperator | None:

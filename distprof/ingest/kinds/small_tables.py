@@ -31,8 +31,8 @@ import csv
 import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, groupby, zip_longest
-from statistics import median
+from itertools import chain, groupby, product
+from statistics import median, mode
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -247,15 +247,10 @@ def read_collective_summary(source: str) -> CollectiveSummary:
     has_groups = True
     waited = spent = 0.0
     for entry in _entries(source):
-        if entry.keys() >= _HTA_COLUMNS:
-            has_groups = False
-            if entry["kernel_type"] != "COMMUNICATION" or entry["name"] == _FOLDED:
-                continue
-            row = _row_of_hta(entry, classes)
-        else:
-            row = _row(entry, classes)
-            waited += _number(entry.get("straggler")) or 0.0
-            spent += (_number(entry.get("straggler")) and _number(entry.get("total"))) or 0.0
+        has_groups &= "kernel_type" not in entry
+        waited += _number(entry.get("straggler")) or 0.0
+        spent += (_number(entry.get("straggler")) and _number(entry.get("total"))) or 0.0
+        row = _row(entry, classes)
         if row is None:
             num_broken += 1
             continue
@@ -285,7 +280,11 @@ def _entries(source: str) -> Iterator[Mapping[str, str]]:
         yield from _logged(text)
         return
     try:
-        yield from csv.DictReader(io.StringIO(text), restval="")
+        for entry in csv.DictReader(io.StringIO(text), restval=""):
+            if not entry.keys() >= _HTA_COLUMNS:
+                yield entry
+            elif entry["kernel_type"] == "COMMUNICATION" and entry["name"] != _FOLDED:
+                yield _of_hta(entry)
     except csv.Error as error:
         _refuse_summary(source, f"{error}")
 
@@ -336,20 +335,16 @@ def _row(
     return classes.setdefault(made, len(classes)), rank, calls, round(mean * 1e3)
 
 
-def _row_of_hta(
-    entry: Mapping[str, str], classes: dict[SummaryClass, int]
-) -> tuple[int, int, int, int] | None:
+def _of_hta(entry: dict[str, str]) -> dict[str, str]:
+    """A row of HTA's table in the columns of the others: each kernel is a group of its own."""
     unit = next((unit for unit in _UNITS if unit in entry), "")
-    rank, spent = _whole(entry.get("rank")), _number(entry.get(unit))
-    mean = _number(entry.get(unit.replace("sum", "mean")))
-    if rank is None or not spent or not mean or mean <= 0 or spent < mean:
-        return None
-    mean_ns = mean * _UNITS[unit]
-    if mean_ns >= MAX_MICROSECONDS * 1e3 or spent / mean >= _LARGEST:
-        return None
-    name = (entry.get("name") or "")[:200]
-    made = SummaryClass(group=name, ranks=(), kind=collective_kind(name), dtype="", num_bytes=None)
-    return classes.setdefault(made, len(classes)), rank, round(spent / mean), round(mean_ns)
+    spent, mean = (_number(entry.get(name)) or 0.0 for name in (unit, unit.replace("sum", "mean")))
+    return entry | {
+        "Process Group Name": entry["name"][:200],
+        "Collective name": entry["name"],
+        "operation_count": f"{spent / mean if 0 < mean <= spent else 0.0:.0f}",
+        "dur_mean": str(mean * _UNITS.get(unit, 1.0) / 1e3),
+    }
 
 
 def _whole(text: str | None) -> int | None:
@@ -384,6 +379,7 @@ _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 _TIMES = {"half": 0.5, "twice": 2, "double": 2, "two": 2, "three": 3, "triple": 3, "four": 4}
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0,
             "秒": 1.0, "分": 60.0, "小": 3600.0, "天": 86400.0}  # fmt: skip
+_CONTRASTS = ("of_chip", "of_mode", "of_precision", "of_way", "of_change")
 _MOST_WORDS = 7  # Of a name in a sentence
 _MOST_APART = 100  # Ratio of times that are hardly those of the same work
 _NEAR = 40  # Characters before a speed that may name a part of an iteration
@@ -392,10 +388,9 @@ _SAME_SPEED = 0.95  # Share of a speed from which another is the same
 _FEWEST_RANKS, _SAME, _MOST_EFFICIENT = 3, 0.01, 1.2
 _MARKUP = {*"|[]{}<>="}  # Characters of what programs print
 _MARKS = " \t*#>`:|-–—~≈=()[]\"'“”"
-_LABEL, _MOST_ROWS = 60, 200  # Characters of a name, and rows of a table of ways.
+_LABEL, _MOST_ROWS, _MOST_CELLS = 60, 200, 40  # Characters of a name; rows and columns of a table
 _PATTERNS = patterns_beside(__package__, "scaling.toml", WORD="|".join(_WORDS))
-_BETWEEN = {r"\s*\|\s*": 2, r"\s*\t\s*": 2, r"\s{2,}": 3, r"\s{2,}|\s*[,;]\s*": 1}
-"""What is between the cells of a row, to the fewest cells of a row that it parts."""
+_BETWEEN = ("bars", "tabs", "spaces", "commas")  # between cells, the first that a row has
 _NODES = ("node", "machine", "server", "台", "机", "节点")
 _CJK = {"一": 1, "单": 1, "双": 2, "两": 2, "二": 2, "三": 3, "四": 4, "八": 8}
 _refuse_scaling = refusing("throughput of several numbers of GPUs", "name a file with such a table")
@@ -418,11 +413,11 @@ def _values(line: str) -> Iterator[_Value]:
             (_typed(number) or 0.0) * _SECONDS["ms" if unit == "ms" else unit[0]]
             for number, unit in _PATTERNS["duration"].findall((found["time"] or "").lower())
         )
+        seconds = seconds or float(found["bare"] or found["seconds"] or 0)
         if seconds and not _PATTERNS["so_far"].search(line, 0, found.start()):
-            kind = "iterations" if found["each"] or is_of_step else "time"
-            yield _Value(kind, int(found["steps"] or 1) / seconds, found.start(), found.end())
-        if found["bare"]:
-            yield _Value("iterations", 1 / float(found["bare"]), found.start(), found.end())
+            kind = "iterations" if found["each"] or found["bare"] or is_of_step else "time"
+            at = max(found.start(), found.start("seconds"))
+            yield _Value(kind, int(found["steps"] or 1) / seconds, at, found.end())
         kind = _kind_of_rate(found["unit"] or found["unit_before"] or "")
         for text in filter(None, (found["rate"], found["was"], found["after"])):
             if value := _typed(text):
@@ -488,91 +483,83 @@ def _head_kind(head: str) -> str:
     return _kind_of_rate(rate[0]) if rate else ""
 
 
-def _read(cell: str) -> _Value | None:
-    """A time or rate with its unit, or a bare number, whose kind is empty."""
-    if printed := next(_values(cell), None):
-        return printed
-    number = _typed(cell.lstrip("~≈ ").split(" ")[0])
-    return _Value("", number, 0) if number else None
-
-
-def _cells(line: str) -> list[str]:
-    """The cells of a row of a table."""
-    split = ((re.split(between, line), fewest) for between, fewest in _BETWEEN.items())
-    return next(cells for cells, fewest in split if len(cells) >= fewest)
-
-
-def _is_measured(row: Sequence[str]) -> bool:
-    """Whether a row or its name says what its numbers are."""
-    return bool(_head_kind(row[0])) or any(next(_values(cell), None) for cell in row[1:])
-
-
-def _table_pairs(lines: Sequence[str]) -> tuple[dict[str, float], str, str]:
-    """Numbers of GPUs, or ways to train, to throughput: from the rows or the columns of a table.
-
-    Also what the throughput is one of: "rate", "time" or "iterations", and what is counted.
-    """
-    is_count, is_way = _PATTERNS["counted"].match, _PATTERNS["way"].match
-    heads_counts, heads_ways = _PATTERNS["head_of_counts"].search, _PATTERNS["head_of_ways"].search
-    rows = [_cells(line.strip("| \t")) for line in lines]
+def _tables(lines: Iterable[str]) -> Iterator[tuple[str, list[list[str]]]]:
+    """Tables, each with the line above it: rows of as many cells, filled up on the left."""
+    above, rows = "", list[list[str]]()
     is_clock = _PATTERNS["clock_cell"].fullmatch
-    rows = [[_clock(t) if (t := is_clock(cell.strip())) else cell for cell in row] for row in rows]
-    head: list[str] = []
-    named = ([cell for cell in row if is_way(cell) or is_count(cell)] for row in rows)
-    turned = next((i for i, names in enumerate(named) if len(names) > 1), None)
-    if turned is not None:
-        columns = zip_longest(*rows[turned : turned + _MOST_ROWS], fillvalue="")
-        rows = [*map(list, columns)]
-        held = [row for row in rows if is_count(row[0]) and _is_measured(row)]
-        whole = (
-            i for i, cells in enumerate(zip(*held, strict=True)) if i and all(map(_read, cells))
-        )
-        if held and (at := next(whole, 0)):
-            rows = [[row[0], row[at]] for row in held]
-            head = ["", ""]
-    named_ways: set[str] = set()
-    found: dict[str, dict[str, float]] = {"rate": {}, "each": {}, "time": {}, "iterations": {}}
-    for cells in rows:
-        below = [*zip(cells, head, strict=False)]
-        named_ways |= {cell for cell, head_of in below if heads_ways(head_of)}
-        says = (c for c, h in below if heads_counts(h) or is_way(c) or is_count(c) or heads_ways(h))
-        name = next(says, "")
-        if not name and len(cells) > 1 and any(map(_head_kind, cells)):
-            head = cells
-        for cell, head_of in below if name else ():
-            if cell is name:
-                continue
-            kind = _head_kind(head_of or name)
-            value = _read(cell) if kind or not head_of else None
-            if value is None:
-                continue
-            of_each = kind == "iterations" and value.kind == "time"
-            is_typed = value.kind == ""
-            rate = (
-                1 / value.per_s
-                if is_typed and _PATTERNS["head_of_times"].search(head_of)
-                else value.per_s
-            )
-            found[kind if of_each or is_typed else value.kind].setdefault(name, rate)
-    if turned is None and not (found["time"] or found["rate"]):
-        listed = [(line.split(":")[0].strip(), [*_values(line)]) for line in lines]
-        for is_list, block in groupby(listed, lambda o: len(o[1]) == 1 and len(o[0]) < _LABEL):
-            ways = {name: values[0].per_s for name, values in block} if is_list else {}
-            of_runs = len(ways) > 1 and _PATTERNS["runs"].fullmatch(", ".join(ways))
-            are_alike = of_runs and len({re.split(r"\W", name)[0] for name in ways} - {""}) == 1
-            known = any(is_way(name) or are_alike for name in ways if not is_count(name))
-            if known and not found["time"]:
-                found["time"] = ways
-                named_ways |= ways.keys()
-    names = {name for by_name in found.values() for name in by_name}
-    of_ways = any(is_way(n) and not is_count(n) for n in names)
-    kinds = ("time", "iterations", "rate", "each") if of_ways else found
-    kind = next((kind for kind in kinds if found[kind]), "iterations")
-    are_listed = named_ways >= found[kind].keys() and not all(map(_number_in, found[kind]))
-    if len(found[kind]) > 1 and (are_listed or all(map(is_way, found[kind]))):
-        return found[kind], kind, "ways"
-    heads = " ".join((*filter(heads_counts, head), *filter(is_count, found[kind]))).lower()
-    return found[kind], kind, "nodes" if _PATTERNS["of_nodes"].match(heads) else "GPUs"
+    for line in (*lines, ""):
+        split = (_PATTERNS[way].split(_PATTERNS["edges"].sub("", line)) for way in _BETWEEN)
+        cells = next((cells for cells in split if len(cells) > 1), [])
+        if 0 < len(cells) <= _MOST_CELLS and any(map(str.isalnum, line)):
+            rows.append([_clock(found) if (found := is_clock(one)) else one for one in cells])
+        elif not line.strip():
+            width = max(map(len, rows), default=0)
+            yield above, [[""] * (width - len(row)) + row for row in rows[:_MOST_ROWS]]
+            rows = []
+        elif not rows:
+            above = line
+
+
+def _labels(row: Sequence[str], *, is_turned: bool) -> tuple[str, dict[int, str]]:
+    """What the cells of a row name (GPUs, nodes, ways or columns), and where they do."""
+    is_count, is_way = _PATTERNS["counted"].match, _PATTERNS["way"].match
+    head = next(filter(None, row), "")
+    of = "nodes" if any(map(_PATTERNS["of_nodes"].match, map(str.lower, row))) else "GPUs"
+    if _PATTERNS["head_of_counts"].search(head):
+        return of, {at: one for at, one in enumerate(row) if one != head and _number_in(one)}
+    known = {at: one for at, one in enumerate(row) if is_way(one) or is_count(one)}
+    if len(known) > 1 and all(map(is_count, known.values())):
+        return of, known
+    sides = {at: name for at, name in enumerate(map(_side, row)) if name}
+    if not is_turned or _PATTERNS["head_of_ways"].search(head):
+        known = {at: one for at, one in (known | sides).items() if at or not is_turned}
+    are_ways = all(is_way(one) or is_count(one) for one in known.values())
+    return "ways" if is_turned or are_ways else "columns", known
+
+
+class _Row(NamedTuple):
+    """Speeds in a row or a column of a table, and what they are those of."""
+
+    of: str  # What the names are, as of labels.
+    names: tuple[str, ...]
+    name: str  # Of the row itself.
+    kind: str
+    rates: tuple[float, ...]
+
+
+def _table_rows(lines: Iterable[str]) -> Iterator[_Row]:
+    """Speeds in tables with a column or a row for each number of GPUs, or way to train."""
+    for (above, table), is_turned in product(_tables(lines), (False, True)):
+        of, names, heads, batches = "", dict[int, str](), list[str](), dict[int, float]()
+        for row in map(list, zip(*table, strict=True)) if is_turned else table:
+            now, labels = _labels(row, is_turned=is_turned)
+            others = [cell for at, cell in enumerate(row) if at not in labels]
+            if len({*labels.values()}) > 1 and not any(map(_speed, row)) | any(map(_typed, others)):
+                of, names, heads = now, labels, row
+            elif is_turned and of == "ways" and _PATTERNS["head_of_batch"].fullmatch(row[0]):
+                batches = {at: _typed(row[at]) or 1.0 for at in names}
+            elif names:
+                name = ", ".join(filter(None, row[: min(names)]))
+                says = (name,) if _PATTERNS["no_side"].search(name) else (name, heads[0], above)
+                speeds: dict[str, tuple[str, float]] = {}
+                for at, one in names.items():
+                    if speed := _speed(row[at], heads[at], *says):
+                        size = batches.get(at, 1.0) if speed[0] == "iterations" else 1.0
+                        speeds.setdefault(one, (speed[0], speed[1] * size))
+                kinds = {kind for kind, _ in speeds.values()}
+                if len(speeds) > 1 and len(kinds) == 1:
+                    rates = tuple(rate for _, rate in speeds.values())
+                    yield _Row(of, tuple(speeds), name, kinds.pop(), rates)
+
+
+def _table_pairs(rows: Iterable[_Row]) -> tuple[dict[int, float], str, str]:
+    """Numbers of GPUs or nodes to throughput, its kind, and what is counted."""
+    kinds = ("rate", "each", "time", "iterations")
+    counted = (row for row in rows if row.of in ("GPUs", "nodes"))
+    for row in sorted(counted, key=lambda one: (kinds.index(one.kind), -len(one.names))):
+        pairs = zip(map(_number_in, row.names), row.rates, strict=True)
+        return {n: rate for n, rate in pairs if n and n < _MOST_GPUS}, row.kind, row.of
+    return {}, "iterations", "GPUs"
 
 
 def _by_name(rates: Mapping[str, float], of: str) -> ScalingTable:
@@ -640,7 +627,7 @@ def _related(line: str) -> dict[tuple[str, int], float]:
 
 def _lines(text: str) -> list[str]:
     """Sentences and lines, with numbers that can be read."""
-    text = _PATTERNS["prefix"].sub("", re.sub("[*`]", "", text))
+    text = _PATTERNS["prefix"].sub("", re.sub("[*`]", "", text.replace("<br>", " ")))
     many = {one[:2] for one in _counts(text) if one[0] > 1}
     known = {of: f"{count} " for count, of in many if sum(of == other for _, other in many) == 1}
     text = _PATTERNS["multi"].sub(lambda found: known.get(_of(found[1]), found[0]), text)
@@ -659,11 +646,12 @@ def _in_digits(found: re.Match[str]) -> str:
 def _scaling(text: str) -> ScalingTable | None:
     """Throughput by the number of GPUs or nodes; None if the numbers are not in order."""
     lines = _lines(text)
-    table, kind, of = _table_pairs(lines)
-    if of == "ways":
-        return _by_name(table, "ways")
-    numbers = {_number_in(name): rate for name, rate in table.items()}
-    pairs = {number: rate for number, rate in numbers.items() if number and number < _MOST_GPUS}
+    rows = [*_table_rows(lines)]
+    pairs, kind, of = _table_pairs(rows)
+    listed = (re.sub(r":\s+", "\t", line, count=1) for line in lines)
+    is_of_ways = not (pairs or any(row.of == "columns" for row in rows))
+    if is_of_ways and (ways := _sides(rows, "ways") or _sides(_table_rows(listed), "ways")):
+        return ways
     if len(pairs) < 2:
         if len(of_ranks := _rank_rates(lines)) >= _FEWEST_RANKS:
             return _by_name(of_ranks, "ranks")
@@ -711,7 +699,9 @@ def _scaling(text: str) -> ScalingTable | None:
 def _name(clauses: Iterable[str]) -> str:
     """What a speed is that of, by the first of clauses that says it; empty if none does."""
     for clause in clauses:
-        for told in reversed(_PATTERNS["preposition"].split(clause)):
+        parts = _PATTERNS["preposition"].split(clause)
+        is_one = len(parts) > 2 and len(clause.split()) <= _MOST_WORDS
+        for told in (clause,) if is_one else reversed(parts):
             words = _PATTERNS["filler"].sub("", told).strip(_MARKS).split()
             if words:
                 return " ".join(words[-_MOST_WORDS:])[-_LABEL:]
@@ -797,8 +787,48 @@ def _said_in(line: str, title: str) -> Iterator[_Said]:
     )
 
 
+def _speed(cell: str, *says: str) -> tuple[str, float] | None:
+    """The kind of a speed in a cell, whose unit others may say, and the speed; None without."""
+    kind = next(filter(None, map(_head_kind, says)), "")
+    if printed := next(_values(cell), None):
+        is_of_step = any(map(_PATTERNS["of_iterations"].search, says)) and printed.kind == "time"
+        return "iterations" if is_of_step else printed.kind, printed.per_s
+    number = _typed(cell.lstrip("~≈ ")) if kind else None
+    is_time = any(map(_PATTERNS["head_of_times"].search, says))
+    return (kind, 1 / number if is_time else number) if number else None
+
+
+def _sides(rows: Iterable[_Row], *of: str) -> ScalingTable | None:
+    """The median share that each of several ways has of the speed of the fastest."""
+    ways = [row for row in rows if row.of in of]
+    if not ways:
+        return None
+    names, kind = mode((row.names, row.kind) for row in ways)
+    alike = [row for row in ways if (row.names, row.kind) == (names, kind)]
+    shares = ([rate / max(row.rates) for rate in row.rates] for row in alike)
+    usual = map(median, zip(*shares, strict=True))
+    table = _by_name(dict(zip(names, usual, strict=True)), "ways")
+    at = names.index(table.names[-1])
+    others = [row.name for row in alike if row.rates[at] < _SAME_SPEED * max(row.rates)]
+    note = f"This is the row {alike[0].name}" if alike[0].of == "columns" else ""
+    if len(alike) > 1:
+        note = f"These are medians of {len(alike)} rows"
+        note += f", and in {len(others)} another is faster: {'; '.join(others[:3])}" * bool(others)
+    return msgspec.structs.replace(table, notes=(f"{note}.",) * bool(note))
+
+
+def _side(head: str) -> str:
+    """The way to train that the head of a column names; empty if it names something else."""
+    label = _PATTERNS["of_side"].sub(" ", head).strip(_MARKS)
+    is_other = any(_PATTERNS[one].search(label) for one in ("no_side", "part", "counted"))
+    is_name = any(map(str.isalpha, label)) and len(label.split()) < _MOST_WORDS
+    return label if is_name and not is_other else ""
+
+
 def _compared(text: str) -> ScalingTable | None:
     """Speeds of several ways or moments that a short text compares."""
+    if (table := _sides(_table_rows(_lines(text)), "ways", "columns")) is not None:
+        return table
     is_long = len(text) > _SHORT or _PATTERNS["formula"].search(text)
     found = [] if is_long else [*_said(_lines(text))]
     for kind in ("iterations", "rate", "each", "time"):
@@ -827,10 +857,16 @@ def _moments(said: Sequence[_Said]) -> ScalingTable | None:
 
 def _ways(said: Sequence[_Said]) -> ScalingTable | None:
     """Speeds by the names of runs, or by the titles above them."""
+    by_word: dict[str, float] = {}
+    for words in map(_PATTERNS.__getitem__, _CONTRASTS):
+        told = [*chain(*(words.findall(f"{one.title} {one.before}")[-1:] for one in said))]
+        plain = [re.sub(r"\W", "", one).lower() for one in told]
+        num = next((at for at, one in enumerate(plain) if one in plain[:at]), len(plain))
+        if len(told) == len(said) and num > len(by_word):
+            by_word = dict(zip(told[:num], (one.per_s for one in said), strict=False))
     named = {one.name: one.per_s for one in reversed(said) if one.names_a_run}
     below = {one.title: one.per_s for one in reversed(said) if one.title}
-    runs = {name: rate for name, rate in named.items() if _PATTERNS["of_runs"].match(name)}
-    chosen = next((some for some in (runs, named, below) if len(some) > 1), {})
+    chosen = next((some for some in (by_word, named, below) if len(some) > 1), {})
     batches = {name: found for name in chosen if (found := _PATTERNS["batch"].search(name))}
     if batches.keys() == chosen.keys() and said[0].kind == "iterations":
         chosen = {name: rate * int(batches[name][1]) for name, rate in chosen.items()}

@@ -12,7 +12,6 @@ next to them. A rank's file maps an iteration to ``total`` and the lists ``fwd_s
 
 from __future__ import annotations
 
-import errno
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,8 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.bounds import Bound, TooLargeError, expanded, num_parts, read_plain
-from distprof.errors import InputError
+from distprof.bounds import Bound, expanded
 from distprof.ingest.files import beginning, decoded, refusing
 from distprof.ingest.kinds import Source
 from distprof.ingest.kinds.operation_table import JobSizes, log_of_columns
@@ -260,18 +258,14 @@ def _rank_files(source: str) -> dict[int, Path]:
 
 
 def _decoded(path: Path, kind: type[_T], what: str) -> _T:
-    expected = f"JSON with {what}"
-    try:
-        data = read_plain(path, PIPELINE_BOUND.num_bytes)
-        if PIPELINE_BOUND.rows is not None and num_parts(data) > PIPELINE_BOUND.rows:
-            raise TooLargeError(errno.EFBIG, f"more than {PIPELINE_BOUND.rows:,} values", str(path))
-        return msgspec.json.decode(data, type=kind, strict=False)
-    except (OSError, msgspec.MsgspecError, RecursionError) as error:
-        found = " ".join(str(error).split())[:200]
-        raise InputError(
-            str(path), expected=expected, found=found, fix="copy the file again"
-        ) from error
+    refuse = refusing(expected=f"JSON with {what}", fix="copy the file again")
+    return decoded(str(path), PIPELINE_BOUND, kind, refuse)
 
+
+_refuse_ranks = refusing(
+    expected="an iteration with as many forward as backward passes on every pipeline rank",
+    fix="copy the files of all ranks of one run again",
+)
 
 # Times --------------------------------------------------------------------------------------------
 
@@ -283,14 +277,7 @@ def _times(source: str, ranks: Mapping[int, _Rank]) -> tuple[_Times, list[str]]:
     usual = max((shape for shape in shapes.values() if shape), default=0)
     whole = [step for step in common if usual and shapes[step] == usual]
     if not whole:
-        raise InputError(
-            source,
-            expected="an iteration with as many forward as backward passes on every pipeline rank",
-            found=(
-                f"{len(common)} iterations shared by all {len(ranks)} files, none of them complete"
-            ),
-            fix="copy the files of all ranks of one run again",
-        )
+        _refuse_ranks(source, f"{len(common)} in all {len(ranks)} files, none of them complete")
     every = set().union(*(set(rank) for rank in ranks.values()))
     notes = []
     if len(every) > len(whole):

@@ -231,10 +231,7 @@ def analyze_scaling_table(run: Run) -> ScalingTableResult:
         return ScalingTableResult()
     each = [rate / count for count, rate in zip(table.counts, table.rates, strict=True)]
     return ScalingTableResult(
-        counts=table.counts,
-        of=table.of,
-        names=table.names,
-        rates=table.rates,
+        **shared_fields(ScalingTableResult, table),
         unavailable=table.notes,
         efficiency_ratio=tuple(one / each[0] for one in each),
     )

@@ -158,6 +158,7 @@ def operators_table(report: Report, *, show_all: bool) -> TableView | None:
 
 READY_RATIO = 0.9
 _SCALES = 0.8
+_WHERE = re.compile(r"(?:with(?:out)?|w/o|using|on|in|via|under|after|before) ", re.IGNORECASE)
 _STRAGGLES = 1.1
 _IN_A_NODE = 8  # More GPUs are usually in several nodes
 _MOST_MOMENTS = 4
@@ -309,14 +310,15 @@ def scaling_lines(result: ScalingTableResult) -> list[str]:
         return [_say("ways alike", ways=len(rates), name=name, ratio=ratio)]
     if result.names:
         *others, fastest = result.names
-        shares = [
-            f"{name} {format_ratio(rate / rates[-1])}"
-            for name, rate in zip(others, rates[:-1], strict=True)
-        ]
-        text = f"{capitalized(fastest)} is the fastest of {len(rates)} ways"
-        line = f"{text}: {', '.join(shares)} of its throughput"
+        named = zip(others, rates[:-1], strict=True)
+        shares = ", ".join(f"{name} {format_ratio(rate / rates[-1])}" for name, rate in named)
+        is_where = len(rates) == 2 and all(map(_WHERE.match, result.names))
+        kind = "ways" if others[1:] else "two places" if is_where else "two ways"
+        slow, fast = (f"{o[0].lower()}{o[1:]}" if is_where else o for o in (others[0], fastest))
+        values = {"fast": fast, "slow": slow, "times": rates[-1] / rates[0], "shares": shares}
+        said = _say(kind, ways=len(rates), **values)
         known = (way["text"] for way in _TABLE["way"] if re.search(way["name"], " ".join(others)))
-        return [f"{line}.", *known, _TABLE["compare"]]
+        return [capitalized(said), *result.unavailable, *known, _TABLE["compare"]]
     if result.unavailable and rates[-1] >= _SAME * rates[0]:
         return _by_iterations(result)
     first, last, best = counts[0], counts[-1], counts[rates.index(max(rates))]
@@ -500,7 +502,9 @@ def _of_one_row(result: OperatorTableResult) -> list[str]:
     around = _around(result) if ratio < MIN_WORK_RATIO or top.cpu_ns >= _NEARLY * whole else []
     if around or ratio < MIN_WORK_RATIO or len(result.rows) < _FEWEST_ROWS:
         return around
-    said = _say("itself", name=_named(top), ratio=ratio, spent=top.self_cpu_ns, of=whole)
+    where = "" if result.self_cpu_ns else " in the rows shown"
+    spent = {"spent": top.self_cpu_ns, "of": whole}
+    said = _say("itself", name=_named(top), ratio=ratio, where=where, **spent)
     return [said, *_advised(top)]
 
 

@@ -226,9 +226,9 @@ def _is_skewed(log: TrainingLogResult) -> bool:
 
 
 def _of_reports(log: TrainingLogResult) -> str:
-    """For example `` (mean of 5 reports, median 3.2 s).``."""
-    usually = format_duration(log.median_ns)
-    mean = f" (mean of {counted(log.num_steady, 'report')}, median {usually})"
+    """For example `` (mean of 5 reports, median 3.2 s).``; of one, only that it is one."""
+    reports, usually = counted(log.num_steady, "report"), format_duration(log.median_ns)
+    mean = f" (mean of {reports}, median {usually})" if log.num_steady > 1 else f" ({reports})"
     return "." if _is_skewed(log) else f"{mean}."
 
 
