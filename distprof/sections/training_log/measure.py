@@ -108,7 +108,7 @@ def _times(log: TrainingLog) -> dict[str, Any]:
     p95, p99 = np.percentile(ns, [95, 99])
     first = np.flatnonzero(log.duration_ns != ABSENT)[0]
     counts = steady.copy()
-    counts[first] |= log.duration_ns[first] < ns.min()  # shorter than all: that is no warm-up
+    counts[first] |= log.duration_ns[first] < SLOWER_RATIO * ns.min()  # that is no warm-up
     return {
         "num_steady": len(ns),
         "iterations_per_report": int(np.median(weight)),
@@ -137,8 +137,7 @@ def _slow(number: Int64Array, ns: Int64Array, span: Int64Array) -> dict[str, Any
     count = len(ns)
     num_blocks = max(count // NEIGHBOURS, 1)
     edges = np.linspace(0, count, num_blocks + 1).astype(np.int64)
-    medians = [float(np.median(ns[a:b])) for a, b in pairwise(edges)]
-    usual = np.repeat(np.array(medians, np.float64), np.diff(edges))
+    usual = np.repeat([float(np.median(ns[a:b])) for a, b in pairwise(edges)], np.diff(edges))
     more = np.pad(ns - usual, 1)
     left = np.abs(more[1:] + more[:-1])  # of each two in a row
     is_even = np.minimum(left[:-1], left[1:]) < UNEVEN * more[1:-1]
@@ -241,7 +240,9 @@ def _slow_period(
 def _slow_rate(log: TrainingLog) -> SlowPeriod | None:
     """The reports in a row in which throughput is lower, of a log without times of iterations."""
     for rates in (getattr(log, name) for name in _RATES):
-        known = np.flatnonzero(np.isfinite(rates) & (rates > 0))[1:]  # the first one warms up
+        known = np.flatnonzero(np.isfinite(rates) & (rates > 0))
+        warms_up = rates[known[:1]] * SLOWER_RATIO < rates[known].max(initial=0.0)
+        known = known[int(warms_up.any()) :]
         if len(known) >= 2 * FEWEST_FEW:
             number = np.full(len(known), ABSENT)
             if len(rates) == len(log.iteration) and (np.diff(log.iteration[known]) > 0).all():
@@ -262,7 +263,7 @@ def _among_few(number: Int64Array, ns: Int64Array, span: Int64Array) -> SlowPeri
     slow, others = ns[inside], ns[:third] if is_gradual else ns[~inside]
     grows = len(ns) >= FEWEST_FEW and bool((ns[1:] > GROWN_RATIO * ns[:-1]).all())
     if is_gradual and (
-        (len(ns) < FEWEST_RISING and not grows)
+        (min(len(ns), len(np.unique(ns)) + 1) < FEWEST_RISING and not grows)
         or _kendall(ns) < (MIN_KENDALL if len(ns) >= FEWEST_GROWING else 1.0)
         or np.median(slow) < GROWN_RATIO * np.median(others)
     ):
