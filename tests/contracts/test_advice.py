@@ -11,6 +11,7 @@ import pytest
 
 from distprof.rules import all_rules
 from distprof.rules.base import advice
+from distprof.sections.nccl import SAYS
 from distprof.sections.whatif import CauseKind
 from distprof.sections.whatif.rules import CHANGES
 from distprof.verbs.sweep import CAUSES
@@ -32,6 +33,7 @@ ENTRIES = {
 }
 
 NAMED = {
+    "no-gpudirect": {"nvidia", *SAYS["makers"]},
     "scaling-loss-dominated": {*CAUSES},
     "uneven-operations": {*CauseKind},
     "unexplained-loss": {*CHANGES},
