@@ -25,10 +25,11 @@ BYTES_PER_S: Final = 500_000
 _MOVES = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+# Logs of jobs have errors of their own, which follow "a process failed: " or begin a line.
 _POLITE = re.compile(
     r"unexpected error in distprof|please report this (?!issue to the NCCL)|"
-    r"(?:skipped: |the first: |failed: |\()(?:Type|Attribute|Key|Index|Assertion|Overflow|Recursion"
-    r"|UnicodeEncode|UnicodeDecode|ZeroDivision|Unbound\w*|Name|Value|Arrow\w*|Memory)Error"
+    r"(?:skipped: |the first: |(?<!process )(?<!\d )failed: |(?<=[a-z] )\()"
+    r"(?:Type|Attribute|Key|Index|Assertion|Overflow|Recursion|UnicodeEncode|UnicodeDecode|ZeroDivision|Unbound\w*|Name|Value|Arrow\w*|Memory)Error"
 )
 _FRAME = re.compile(r'File "[^"]*/(distprof/[^"]+)", line \d+, in (\w+)')
 _MARKUP = re.compile(r"<(?:script|img|svg|iframe)\b", re.IGNORECASE)
@@ -60,9 +61,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 def problem_of(answer: Answer, limit_s: float) -> str:
     """The class of failure, with its place in the code if known; empty without a failure."""
     both = answer.out + answer.err
-    if _POLITE.search(both.replace("process failed: ", "")) or _FRAME.search(
-        answer.err
-    ):  # logs of jobs have errors of their own
+    if _POLITE.search(both) or _FRAME.search(answer.err):
         return f"internal error: {_place(answer.err) or _POLITE.findall(both)[:1]}"
     if answer.code not in ALLOWED:
         return f"exit code {answer.code}"
