@@ -1155,7 +1155,7 @@ def _peer(output: JobOutput) -> EndingResult | None:
         if known and known.says:
             line = f"{who} {known.says} ({what.removeprefix('Call to ')})."
     else:
-        last = event.fields.get("last", "")
+        last = event.fields.get("last", "").removeprefix("Net : ").replace(" : ", " ", 1)
         kind = event.fields.get("type") or words().results[event.fields["result"]]
         where = "'s bootstrap, in which ranks connect" if "bootstrap" in event.fields else ""
         what = last if "failure" in last else f"{last} ({kind})" if last else kind
