@@ -201,6 +201,7 @@ def summaries_verdict(report: Report) -> VerdictText:
         *_input(report.input_readiness),
         *scaling_lines(report.scaling_table),
         *_operators(report.operator_table),
+        *report.operator_table.unavailable,
     ]
     return lines[0], tuple(lines[1:])
 
