@@ -192,9 +192,12 @@ def _with_other_lines(run: Run) -> Run:
     if log is not None and not (log.edges or log.networks or log.card_path or log.peer_path):
         run = _with_machines(run)
     files = log.files[:_MAX_FILES_CHECKED] if log is not None and log.num_jobs < 2 else ()
+    # Connections of processes that are not named: those of the others do not end the text
+    is_quoted = log is not None and any(edge.process is None for edge in log.edges)
     with suppress(InputError):  # no line about the start or the end
         output = read_job_output(run.source) if files else JobOutput()
-        if _STARTS & {event.yields for event in output.events}:
+        kinds = {event.yields for event in output.events}
+        if _STARTS & kinds and not (is_quoted and kinds == {"setup"}):
             run = run.having(output)
     found = next((path for path in files if TRAINING_LOG.fits(path)), None)
     return run if found is None else TRAINING_LOG.joined(run, found)

@@ -189,11 +189,12 @@ def _operators(source: str, every: Sequence[str]) -> OperatorTable:
     operators: list[TableOperator] = []
     whole = {what: _Whole() for what in ("CPU", device or "CUDA")}
     totals: dict[str, int] = {}
-    num_broken = 0
+    num_broken, notes = 0, list[str]()
     for line in chain(first, (line.removeprefix(prefix) for line in lines)):
         if total := _PATTERNS["total"].match(line.strip()):
             totals.setdefault(total[1], _ns(total[2].strip()) or 0)
         elif _PATTERNS["header"].match(line):
+            notes.append("Only the first table is read: keep each in a file of its own.")
             break
         elif line.strip(_RULES) and not totals:
             row = _row(line, columns, is_last=line == last)
@@ -207,7 +208,7 @@ def _operators(source: str, every: Sequence[str]) -> OperatorTable:
                 _refuse(source, f"more than {MAX_ROWS:,} rows")
     if not operators:
         _refuse(source, f"no readable row, {num_broken:,} unreadable rows")
-    notes = [f"Unreadable rows, skipped: {num_broken:,}."] if num_broken else []
+    notes += [f"Unreadable rows, skipped: {num_broken:,}."] * (num_broken > 0)
     if not device and any(re.fullmatch(r"(?!CPU)\w+ total", name) for name in columns):
         notes.append("The table has no own times of the GPU (PyTorch before 1.7).")
     return OperatorTable(

@@ -1155,7 +1155,7 @@ def _peer(output: JobOutput) -> EndingResult | None:
         if known and known.says:
             line = f"{who} {known.says} ({what.removeprefix('Call to ')})."
     else:
-        last = event.fields.get("last", "")
+        last = event.fields.get("last", "").removeprefix("Net : ").replace(" : ", " ", 1)
         kind = event.fields.get("type") or words().results[event.fields["result"]]
         where = "'s bootstrap, in which ranks connect" if "bootstrap" in event.fields else ""
         what = last if "failure" in last else f"{last} ({kind})" if last else kind
@@ -1193,9 +1193,14 @@ def _frozen(output: JobOutput) -> EndingResult | None:
     raised = _of(output, "cut", "exception", "frames")
     called = collective_in(stacks_of(replace(output, stacks=_stacks_of(raised))))
     where = f" in {', '.join(sorted(kinds))}" if kinds else ""
+    named = {e.rank for e in raised if e.rank is not None}
+    raiser = name_ranks(named) if len(named) == 1 and not ranks else who
     if (row := _row(event)).says:
-        steps = (*words().steps["waited"], *filter(None, (row.advice,)))
-        return _stuck("frozen", row.says.format(who=who, where=where), event, *steps)
+        text, steps = row.says.format(who=raiser, where=where), words().steps["waited"]
+        at = next(filter(None, (class_of("cut", _frames(e)) for e in raised)), None)
+        if at and at.says:
+            text, steps = f"{text.partition(':')[0]}: most likely {at.says}", (at.text, *steps)
+        return _stuck("frozen", text, event, *steps, *filter(None, (row.advice,)))
     if event.name in words().waited:
         fields, limit = event.fields, event.number("timeout_ms")
         whom = f"rank {fields['remote']}" if "remote" in fields else "another rank"
@@ -1204,13 +1209,11 @@ def _frozen(output: JobOutput) -> EndingResult | None:
         group = fields.get("group", "")
         whom += f" of {group}" if "remote" in fields and group else ""
         where = f" in {operation_kind(fields['tag'])}" if "tag" in fields else called
-        named = {e.rank for e in raised if e.rank is not None}
-        who = name_ranks(named) if len(named) == 1 and not ranks else who
         unnamed = "" if "remote" in fields or event.name != "gloo-timeout" else _UNNAMED
         took = f"for {format_duration(limit * 1_000_000)} " if limit else ""
         return _stuck(
             "frozen",
-            f"{who} waited {took}for {whom}{where} {words().waited[event.name]}{unnamed}",
+            f"{raiser} waited {took}for {whom}{where} {words().waited[event.name]}{unnamed}",
             event,
             *words().steps["waited"],
         )

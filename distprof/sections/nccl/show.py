@@ -55,6 +55,7 @@ def nccl_verdict(report: Report) -> VerdictText:
         *(SAYS[remark.name] for remark in result.remarks if remark.name in SAYS),
         _plugin(result),
         _next(result),
+        "" if result.transports or _topology(result) else SAYS["not_connected"],
         _init(result),
         _warnings(result),
         _unrecognised(result),
@@ -104,7 +105,7 @@ def _line(result: NcclResult) -> str:
     if topology := _topology(result):
         return f"{_chosen(result)} {topology}".lstrip()
     known = _chosen(result) or _plugin(result) or _warnings(result) or _assumed(result)
-    return f"{known} {SAYS['not_connected']}".lstrip()
+    return f"{known} {_inside(result) or SAYS['not_connected']}".lstrip()
 
 
 def _chosen(result: NcclResult) -> str:
@@ -164,9 +165,14 @@ def _far(result: NcclResult) -> str:
 
 
 def _inside(result: NcclResult) -> str:
-    """GPUs without NVLink according to the graph search, where the log names no connection."""
+    """How GPUs of a host reach each other in the graph search, if no connection is logged."""
     paths = set(result.paths)
-    if result.transports or not paths or paths & _FAST_PATHS:
+    if result.transports or not paths - {"LOC"}:
+        return ""
+    if paths <= _FAST_PATHS:
+        kinds = " and ".join(sorted(paths - {"LOC"}))
+        return f"NCCL's graph search connects the GPUs of a host over links ({kinds}), not PCIe."
+    if paths & _FAST_PATHS:
         return ""
     far = next(path for path in ("SYS", "PHB", "PXB", "PIX", *sorted(paths)) if path in paths)
     return f"NCCL's graph search found no NVLink between GPUs, only PCIe ({far})."

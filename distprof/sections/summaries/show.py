@@ -201,6 +201,7 @@ def summaries_verdict(report: Report) -> VerdictText:
         *_input(report.input_readiness),
         *scaling_lines(report.scaling_table),
         *_operators(report.operator_table),
+        *report.operator_table.unavailable,
     ]
     return lines[0], tuple(lines[1:])
 
@@ -619,7 +620,8 @@ def _operators(result: OperatorTableResult) -> list[str]:
     own = (row for row in result.rows if row.kind in ("", first.kind))
     top, whole = next(own, result.rows[0]), result.self_device_ns or 0
     name, spent, alone = first.kind.capitalize(), first.device_ns, ""
-    if len(result.rows) > 1 and 2 * top.self_device_ns >= whole and first.kind == "computation":
+    is_share = len(result.rows) > 1 or top.self_device_ns < whole
+    if is_share and 2 * top.self_device_ns >= whole and first.kind == "computation":
         what = " (copies and casts)" if _COPIES.fullmatch(top.name) else ""
         name, spent = f"{_named(top)}{what}", top.self_device_ns
     elif len(result.rows) > 1 and top.self_device_ns >= MIN_WORK_RATIO * whole:
