@@ -655,7 +655,11 @@ def _scaling(text: str) -> ScalingTable | None:
     if len(pairs) < 2:
         if len(of_ranks := _rank_rates(lines)) >= _FEWEST_RANKS:
             return _by_name(of_ranks, "ranks")
-        read = [(_counts(line), [*_values(line)]) for line in lines]
+        is_of_pass = _PATTERNS["of_pass"].search
+        read = [
+            (_counts(line), [one for one in _values(line) if not is_of_pass(line, 0, one.at)])
+            for line in lines
+        ]
         fewest = 2 if len(text) <= _SHORT else 3
         by_iterations = (
             ("time", "iterations") if "epoch" in text.lower() else ("iterations", "time")
@@ -674,6 +678,9 @@ def _scaling(text: str) -> ScalingTable | None:
             kind, of = "iterations" if is_of_each else "time", next(iter(related))[0]
             pairs = {count: rate for (_, count), rate in related.items()}
     if len(pairs) < 2 or [*pairs] not in (sorted(pairs), sorted(pairs, reverse=True)):
+        return None
+    is_of_steps = kind == "iterations" or (kind == "time" and "epoch" not in text.lower())
+    if is_of_steps and _have_unlike_batches(lines):
         return None
     others = {value.per_s for line in lines for value in _values(line)} - {*pairs.values()}
     products = [count * rate for count, rate in pairs.items() if count > 1]
@@ -694,6 +701,13 @@ def _scaling(text: str) -> ScalingTable | None:
         of=of,
         notes=(note,) if is_open else (),
     )
+
+
+def _have_unlike_batches(lines: Iterable[str]) -> bool:
+    """Whether sentences name different batches that do not grow with the GPUs next to them."""
+    found = ((_counts(line), _PATTERNS["batch"].search(line)) for line in lines)
+    sizes = [(int(batch[1]), counts[0][0]) for counts, batch in found if counts and batch]
+    return min(len({n for n, _ in sizes}), len({n / count for n, count in sizes})) > 1
 
 
 def _name(clauses: Iterable[str]) -> str:
