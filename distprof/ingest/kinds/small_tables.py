@@ -414,7 +414,7 @@ def _values(line: str) -> Iterator[_Value]:
             for number, unit in _PATTERNS["duration"].findall((found["time"] or "").lower())
         )
         seconds = seconds or float(found["bare"] or found["seconds"] or 0)
-        if seconds and not _PATTERNS["so_far"].search(line, 0, found.start()):
+        if seconds and not _PATTERNS["of_another"].search(line, 0, found.start()):
             kind = "iterations" if found["each"] or found["bare"] or is_of_step else "time"
             at = max(found.start(), found.start("seconds"))
             yield _Value(kind, int(found["steps"] or 1) / seconds, at, found.end())
@@ -655,11 +655,7 @@ def _scaling(text: str) -> ScalingTable | None:
     if len(pairs) < 2:
         if len(of_ranks := _rank_rates(lines)) >= _FEWEST_RANKS:
             return _by_name(of_ranks, "ranks")
-        is_of_pass = _PATTERNS["of_pass"].search
-        read = [
-            (_counts(line), [one for one in _values(line) if not is_of_pass(line, 0, one.at)])
-            for line in lines
-        ]
+        read = [(_counts(line), [*_values(line)]) for line in lines]
         fewest = 2 if len(text) <= _SHORT else 3
         by_iterations = (
             ("time", "iterations") if "epoch" in text.lower() else ("iterations", "time")
