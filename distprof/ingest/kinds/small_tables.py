@@ -414,7 +414,7 @@ def _values(line: str) -> Iterator[_Value]:
             for number, unit in _PATTERNS["duration"].findall((found["time"] or "").lower())
         )
         seconds = seconds or float(found["bare"] or found["seconds"] or 0)
-        if seconds and not _PATTERNS["so_far"].search(line, 0, found.start()):
+        if seconds and not _PATTERNS["of_another"].search(line, 0, found.start()):
             kind = "iterations" if found["each"] or found["bare"] or is_of_step else "time"
             at = max(found.start(), found.start("seconds"))
             yield _Value(kind, int(found["steps"] or 1) / seconds, at, found.end())
@@ -675,6 +675,9 @@ def _scaling(text: str) -> ScalingTable | None:
             pairs = {count: rate for (_, count), rate in related.items()}
     if len(pairs) < 2 or [*pairs] not in (sorted(pairs), sorted(pairs, reverse=True)):
         return None
+    is_of_steps = kind == "iterations" or (kind == "time" and "epoch" not in text.lower())
+    if is_of_steps and _have_unlike_batches(lines):
+        return None
     others = {value.per_s for line in lines for value in _values(line)} - {*pairs.values()}
     products = [count * rate for count, rate in pairs.items() if count > 1]
     are_each = any(abs(one / product - 1) < _SAME for one in others for product in products)
@@ -694,6 +697,13 @@ def _scaling(text: str) -> ScalingTable | None:
         of=of,
         notes=(note,) if is_open else (),
     )
+
+
+def _have_unlike_batches(lines: Iterable[str]) -> bool:
+    """Whether sentences name different batches that do not grow with the GPUs next to them."""
+    found = ((_counts(line), _PATTERNS["batch"].search(line)) for line in lines)
+    sizes = [(int(batch[1]), counts[0][0]) for counts, batch in found if counts and batch]
+    return min(len({n for n, _ in sizes}), len({n / count for n, count in sizes})) > 1
 
 
 def _name(clauses: Iterable[str]) -> str:

@@ -50,6 +50,7 @@ _BARE = (b"time", b"elapsed", b"duration")
 _LONG_S, _MANY = 10.0, 10
 """A time from here on, with this many steps since the last report, is that of all of them."""
 _LEAST_WHOLE = 0.95  # Share of its parts; the name of less is not that of the whole.
+_LEAST_COMPLETE = 0.3  # Share of typed iterations that name all phases
 _MAX_LINE = 2_000
 _MAX_KEPT = 50_000
 
@@ -109,14 +110,16 @@ class PhasesGrammar(Grammar):
                 iterations.append({})
             iterations[-1][name] = time
         most = max(map(len, iterations))
+        complete = [one for one in iterations if len(one) == most]
+        is_torn = len(complete) < _LEAST_COMPLETE * len(iterations)  # they are not of one iteration
         units = {(name == "", has_unit) for name, _, has_unit in self._found}
         is_mixed = len(units) > len(dict(units))  # the whole alone may name its unit
-        if most < 2 or is_mixed or not _WORK & iterations[0].keys():
+        if most < 2 or is_torn or is_mixed or not _WORK & iterations[0].keys():
             return
         if not any(has_unit for *_, has_unit in self._found):
             self.notes.append(NOTES["no_unit"])
         is_known = True
-        for phases in (one for one in iterations if len(one) == most):
+        for phases in complete:
             parts = sum(time for name, time in phases.items() if name)
             whole = phases.pop("", 0.0)
             is_known &= whole >= _LEAST_WHOLE * parts

@@ -48,6 +48,7 @@ _FEWEST_STEPS = 10
 _DIGITS, _ALIKE = 5, 1.5  # Least ratio of times to their errors, and most of two that are alike.
 _FEWEST_SPANS, _CHANGED = 3, 1.25  # Spans, and ratio of the time before them from which it is told.
 _FEWEST_RISING_SECONDS, _RISEN = 5, 1.3  # Of a span, and ratio of each to the one before it.
+_SEEN_LATE = 2  # If this count is the first one shown twice, the one before was seen at its end.
 _SLOW_START = 2  # Ratio of the first steps to later ones from which they are a warm-up.
 
 _FAR_LONGER = 10
@@ -104,8 +105,11 @@ class BarGrammar(Grammar):
                 continue
             if bar is None:
                 bar = bars[name, int(total)] = _Bar(*(int(step), second) * 3)
-            else:
-                self._follow(bar, int(step), second)
+            if int(step) == bar.last_step < int(total) and second > bar.last_second:
+                if len(bar.seen) == _SEEN_LATE:
+                    bars[name, int(total)] = _Bar(*bar.seen[-1] * 3, seen=bar.seen)
+                continue  # what it shows next to the steps is new: the time is that of the next one
+            self._follow(bar, int(step), second)
             bar.most_seconds = max(bar.most_seconds, second)
             bar.seen += [(int(step), second)] * (len(bar.seen) < _MAX_RATES)
             bar.is_of_epochs |= is_of_epochs

@@ -45,14 +45,15 @@ SLOWER_RATIO = 1.1
 APART = 0.9
 """Share of pairs of a slow and a usual report in which the slow one is longer."""
 
-FEWEST_FEW, FEWEST_GROWING, FEWEST_RISING = 3, 10, 4
+FEWEST_FEW, FEWEST_GROWING, FEWEST_RISING = 3, 6, 4
 """Fewest reports on both sides of a step, of a growth, and of one in which each takes longer."""
 
 FEWEST_LAST, FAR_LONGER = 2, 1.5
 """Fewest last reports that are a step, however they differ, and their least ratio to all others."""
 
 MIN_KENDALL, GROWN_RATIO = 0.7, 1.3
-"""Least rank correlation with time, and least ratio of the last third to the first, of a growth."""
+"""Least rank correlation with time, which six equal reports have in 3 % of cases by chance, and
+least ratio of the last third to the first, of a growth."""
 
 _TOKENS = ("tokens_per_s", "tokens_per_s_per_device")
 _RATES = ("samples_per_s", "printed_samples_per_s", *_TOKENS, "tflops")

@@ -41,7 +41,7 @@ _TOLD = (_SHORT, "The log does not say", "The log names no unit", "So little use
 _TABLE = table_beside(__package__, "phases.toml")
 _PHASES = {phase: re.compile(known) for phase, known in _TABLE["timers"].items()}
 _ADVICE = {phase: advice["text"] for advice in _TABLE["advice"] for phase in advice["on"]}
-_OUTSIDE = "outside of these"
+_OUTSIDE, _PHASES_ALONE = "outside of these", "the timed phases"
 _MOST_OF_IT, _MOST_OF_BACKWARD = 0.4, 0.75
 
 
@@ -51,8 +51,7 @@ def training_verdict(report: Report) -> VerdictText:
         return None
     log = report.training_log
     is_short = any(note.startswith(_SHORT) for note in log.unavailable)
-    nccl = nccl_verdict(report)
-    nccl_line = nccl[0] if nccl else ""
+    nccl_line = (nccl_verdict(report) or ("",))[0]
     line, undecided = _line(log), ("", "")
     if pauses := next((n for n in log.unavailable if n.startswith("Evaluation takes")), ""):
         line = f"{pauses} {line}"
@@ -214,10 +213,11 @@ def _phases(log: TrainingLogResult, before: int) -> str:
     Those that do not fit into a headline after this many characters make a sentence of their own.
     """
     parts = [f"{phase} {format_ratio(share)}" for phase, share in _shares(log).items()]
-    lengths = accumulate(len(part) + 2 for part in parts)
-    num = sum(before + length <= MAX_HEADLINE for length in lengths) or len(parts)
+    start = ": " if _phase_times(log)[1] == log.mean_ns else f"; of {_PHASES_ALONE}, "
+    lengths = accumulate((len(part) + 2 for part in parts), initial=before + len(start) - 2)
+    num = sum(length <= MAX_HEADLINE for length in lengths) - 1 or len(parts)
     first, more = ", ".join(parts[:num]), ", ".join(parts[num:])
-    return (f": {first}." if first else "") + (f" {capitalized(more)}." if more else "")
+    return (f"{start}{first}." if first else "") + (f" {capitalized(more)}." if more else "")
 
 
 def _is_skewed(log: TrainingLogResult) -> bool:
@@ -263,12 +263,13 @@ def _waiting(log: TrainingLogResult) -> str:
 def _reducing(log: TrainingLogResult) -> str:
     """The timer of the gradients' reduction, if the program waits for it."""
     _, whole = _phase_times(log)
+    of = _what(log).lower() if whole == log.mean_ns else _PHASES_ALONE
     for timer in (one for one in log.timers if one.name in _TABLE["reductions"]):
         ratio = timer.mean_ns / whole if whole else 0.0
         if ratio >= MIN_IDLE_RATIO or log.origin == "DeepSpeed":
             return (
                 f"The reduction of gradients ({timer.name}) takes "
-                f"{format_duration(timer.mean_ns)}, {format_ratio(ratio)} of {_what(log).lower()}."
+                f"{format_duration(timer.mean_ns)}, {format_ratio(ratio)} of {of}."
             )
     return ""
 
@@ -326,14 +327,13 @@ def _slow_sentence(log: TrainingLogResult) -> str:
         longest, others = format_duration(log.max_ns), format_duration(log.median_ns)
         times = f"takes up to {longest}, the others {others}"
         return f"One of {log.slow_period} iterations {times}: accumulated gradients end in it."
-    if not log.num_slow or not log.mean_ns or not log.slow_excess_ns:
-        return ""
-    if log.slow_excess_ns < MIN_SLOW_RATIO * log.mean_ns:
+    share = (log.slow_excess_ns or 0) / (log.mean_ns or math.inf)
+    if not log.num_slow or share < MIN_SLOW_RATIO:
         return ""
     often = f", every {log.slow_period:,} iterations" if log.slow_period else ""
     return (
         f"{log.num_slow:,} of {log.num_steady:,} iterations are slow{often}: they add "
-        f"{format_ratio(log.slow_excess_ns / log.mean_ns)} to the training time."
+        f"{format_ratio(share)} to the training time."
     )
 
 
