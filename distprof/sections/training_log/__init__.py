@@ -17,6 +17,7 @@ import msgspec
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
+_SHORT_WAIT = 0.1  # of an iteration
 INPUT_TIMER = re.compile(
     r"^(?:data|input|load|fetch)(?:[_ ]?(?:time|wait|load\w{0,6}))?$|^batch-generator$"
     r"|train_dataloader_next$|^get_train_batch$|^dataloader"
@@ -137,13 +138,14 @@ class TrainingLogResult(Result, frozen=True, kw_only=True):
     def input_timer(self) -> TrainingTimer | None:
         """The timer of the wait for input, which is part of an iteration; None without one.
 
-        A program that prints no loss need not wait for its GPU, so that the wait for input may hold
-        the time of the GPU.
+        A program that prints no loss need not wait for its GPU, so that a long wait for input may
+        hold the time of the GPU.
         """
-        if self.last_loss is None and not self.origin.startswith("Lightning"):
-            return None
+        waits = self.last_loss is not None or self.origin.startswith("Lightning")
         known = (one for one in self.timers if one.ratio is not None)
-        return next((one for one in known if INPUT_TIMER.search(one.name)), None)
+        found = next((one for one in known if INPUT_TIMER.search(one.name)), None)
+        is_short = found is not None and (found.ratio or 0.0) < _SHORT_WAIT
+        return found if waits or is_short else None
 
     @property
     def idle_ratio(self) -> float | None:

@@ -244,9 +244,12 @@ def _undecided(log: TrainingLogResult) -> tuple[str, str]:
     how = "" if log.timers else _TABLE["how_to_print_timers"].get(log.origin, "")
     if known.startswith(ONLY_FIRST):
         return known, "Where the time goes is not decided: keep the timers of later iterations."
+    why = "the log has no timers of it"
+    if log.timers and not known:
+        why = f"{', '.join(t.name for t in log.timers[:MOST_PARTS])} alone does not show it"
     return known, (
         f"Where {'the rest' if known else 'the time'} goes is not decided, because "
-        f"the log has no timers of it: {f'{how}, or ' if how else ''}record a trace with distprof "
+        f"{why}: {f'{how}, or ' if how else ''}record a trace with distprof "
         "capture -- COMMAND."
     )
 
