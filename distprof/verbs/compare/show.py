@@ -10,7 +10,7 @@ from distprof.documents.page import Page
 from distprof.documents.saved import Report
 from distprof.escape import fitting, headed, shorten
 from distprof.formats import RenderOptions
-from distprof.sections.table import Column, TableView, counted, present, rows_table
+from distprof.sections.table import Column, TableView, counted, first_rows, present, rows_table
 from distprof.units import capitalized, format_bytes, format_duration, format_ratio, signed
 from distprof.verbs.compare import (
     COMPARISON_SCHEMA,
@@ -22,7 +22,7 @@ from distprof.verbs.compare import (
     PartChange,
     StepChange,
 )
-from distprof.verbs.compare.measure import ALIKE_RATIO, FoundProblem, Side, compare, state_of
+from distprof.verbs.compare.measure import ALIKE_RATIO, Side, compare, state_of
 from distprof.verbs.summaries import summarize_report
 
 _FEW = 8
@@ -353,9 +353,7 @@ def _changes_table(
     title: str, columns: Sequence[Column], rows: Sequence[object], *, caption: str, show_all: bool
 ) -> TableView | None:
     """The largest changes."""
-    shown = rows if show_all else rows[:_FEW]
-    more = len(rows) - len(shown)
-    notes = (f"and {more} more: --all",) if more else ()
+    shown, notes = first_rows(rows, _FEW, show_all=show_all, note="and {}: --all")
     return rows_table(title, columns, shown, caption=caption, notes=notes)
 
 
@@ -417,10 +415,7 @@ def _side(report: Report, name: str) -> Side:
         num_windows=report.waterfall.num_ranks * report.waterfall.num_steps,
         collectives=report.collectives,
         computation=report.computation,
-        problems=tuple(
-            FoundProblem(found.code, found.name, found.cost_ns_per_step)
-            for found in report.findings
-        ),
+        problems=report.findings,
         picture=report.picture,
     )
 
