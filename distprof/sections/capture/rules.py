@@ -78,7 +78,12 @@ def _damage(capture: CaptureResult, limits: Limits) -> Iterator[str]:
     overlap_ratio=Limit(0.5, "smallest acceptable share of recorded time that all ranks share"),
 )
 def capture_windows_disjoint(capture: CaptureResult, limits: Limits) -> Iterator[Draft]:
-    """Ranks were recorded at different times, so the recordings have few or no steps in common."""
+    """The ranks were recorded at different times, so the recordings have few or no steps in common.
+
+    ## Why it costs time
+    It costs no time, but distprof can compare ranks only in steps that all of them recorded.
+    Outside these steps it is unknown which rank waited for which.
+    """
     if len(capture.ranks_present) < 2:
         return
     ratio = capture.window_overlap_ratio
@@ -106,7 +111,13 @@ def capture_windows_disjoint(capture: CaptureResult, limits: Limits) -> Iterator
 
 @rule("CAP103", Severity.INFO, costs_time=False)
 def capture_start_transient(capture: CaptureResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
-    """The start of the profiler disturbed the first recorded step, which distprof left out."""
+    """The start of the profiler disturbed the first recorded step, and distprof left that step out.
+
+    ## Why it costs time
+    It costs no time outside the recording. Profilers start at different moments on different ranks,
+    so the first collective waits for the last profiler. The last rank then looks like an extreme
+    straggler.
+    """
     if not capture.transient_steps:
         return
     steps = fold_ranks(capture.transient_steps)
