@@ -284,9 +284,9 @@ def _trend(first: Sequence[int], second: Sequence[int], change: int | None) -> T
 def _num_apart(first: Sequence[int], second: Sequence[int], change: int | None) -> int:
     if not change:
         return 0
-    if change > 0:
-        return sum(ns > max(first) for ns in second)
-    return sum(ns < min(first) for ns in second)
+    sign = 1 if change > 0 else -1
+    last = max(sign * ns for ns in first)
+    return sum(sign * ns > last for ns in second)
 
 
 # The comparison: step time, its parts, kernels, collectives, findings, environment ---------------
