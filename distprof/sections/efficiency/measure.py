@@ -31,7 +31,7 @@ from distprof.sections.memory import MemoryResult
 from distprof.sections.sharding import ShardingResult
 from distprof.sections.step_log import StepLogResult
 from distprof.sections.time import StepTimeResult, WaterfallResult
-from distprof.terms import CollectiveKind, MeshAxis
+from distprof.terms import DATA_AXES, MeshAxis
 from distprof.units import NS_PER_S
 
 
@@ -71,10 +71,6 @@ def _ratio(part: int | None, whole: int | None) -> float | None:
 _GATHERED_AGAIN = 1.5
 
 _SHARDED = 3
-
-_DATA_AXES = frozenset({MeshAxis.DP, MeshAxis.DP_REPLICATE, MeshAxis.DP_SHARD, MeshAxis.WORLD})
-
-_MESSAGES = frozenset(kind.label for kind in CollectiveKind if kind.is_point_to_point)
 
 
 def analyze_efficiency(
@@ -280,7 +276,7 @@ def _with_peak(
     timed = [
         (record.sent_bytes_per_step, record.transfer_ns_per_step)
         for record in collectives.classes
-        if record.kind not in _MESSAGES
+        if not record.is_message
     ]
     known = [(sent, ns) for sent, ns in timed if sent and ns]
     if not known or len(known) < len(timed):
@@ -372,6 +368,6 @@ def _known_devices(run: Run, sheet: Sheet) -> Mapping[int, Gpu]:
 def _is_data_parallel_only(run: Run) -> bool | None:
     """According to the mesh in run.json, else to the axes of the process groups."""
     if run.job is not None and run.job.mesh:
-        return all(axis in _DATA_AXES for axis, size in run.job.mesh.items() if size > 1)
+        return all(axis in DATA_AXES for axis, size in run.job.mesh.items() if size > 1)
     axes = {group.axis for group in run.topology.groups if group.axis is not None}
-    return axes <= _DATA_AXES if axes else None
+    return axes <= {*DATA_AXES} if axes else None
