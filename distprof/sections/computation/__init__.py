@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import TypeVar
 
 import msgspec
@@ -10,6 +9,7 @@ from msgspec.structs import replace
 
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
+from distprof.terms import Labelled
 
 FP32_KERNELS = r"(?<![a-z])(?:sgemm|scudnn)(?![a-z])"
 """Matches names of kernels that multiply fp32 without tensor cores."""
@@ -63,7 +63,7 @@ SAVING_TITLES = {
 }
 
 
-class Pass(IntEnum):
+class Pass(Labelled):
     """What part of a step an operator belongs to."""
 
     OTHER = 0
@@ -71,11 +71,6 @@ class Pass(IntEnum):
     BACKWARD = 2
     RECOMPUTATION = 3
     OPTIMIZER = 4
-
-    @property
-    def label(self) -> str:
-        """As in the report."""
-        return self.name.lower()
 
 
 class OperatorStats(msgspec.Struct, frozen=True, kw_only=True):
