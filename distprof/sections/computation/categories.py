@@ -58,8 +58,7 @@ def of_kernel(kernel: str) -> int:
     """The category of a kernel by its name alone; ``other`` if it says nothing."""
     if made := _INDUCTOR.match(kernel):
         return _of_inductor(kernel, made["kind"])
-    found = _first(kernel, (one.kernels for one in categories().values()))
-    return number_of("other") if found == ABSENT else found
+    return _first(kernel, (one.kernels for one in categories().values()))
 
 
 _INDUCTOR = re.compile(r"triton_(?P<kind>poi|red|per|split_red|mix|for|tem)_fused_")
