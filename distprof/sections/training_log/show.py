@@ -32,6 +32,9 @@ MOST_PARTS = 4
 _FEW_REPORTS, _FAR_LONGER = 3, 10
 """Up to this many reports, someone chose them one by one."""
 
+LONG_REDUCTION = 0.15
+"""Share of an iteration from which the gradients' reduction is a finding."""
+
 _SKEWED = 1.5  # Ratio of the mean to the median
 
 _SHORT = "GPU memory is short"
@@ -263,26 +266,30 @@ def _waiting(log: TrainingLogResult) -> str:
     return f"Timers that include waiting for other stages: {', '.join(parts)}."
 
 
-def _reducing(log: TrainingLogResult) -> str:
-    """The timer of the gradients' reduction, if the program waits for it."""
+def reduction(log: TrainingLogResult) -> tuple[TrainingTimer | None, float, str]:
+    """The timer of the gradients' reduction, its share, and of what; no timer without a share."""
     _, whole = _phase_times(log)
     of = _what(log).lower() if whole == log.mean_ns else _PHASES_ALONE
-    for timer in (one for one in log.timers if one.name in _TABLE["reductions"]):
-        ratio = timer.mean_ns / whole if whole else 0.0
-        if ratio >= MIN_IDLE_RATIO or log.origin == "DeepSpeed":
-            return (
-                f"The reduction of gradients ({timer.name}) takes "
-                f"{format_duration(timer.mean_ns)}, {format_ratio(ratio)} of {of}."
-            )
-    return ""
+    timer = next((one for one in log.timers if one.name in _TABLE["reductions"] and whole), None)
+    return timer, timer.mean_ns / whole if timer else 0.0, of
+
+
+def _reducing(log: TrainingLogResult) -> str:
+    """The gradients' reduction, if the program waits for it; a long one is a finding."""
+    timer, ratio, of = reduction(log)
+    least = 0.0 if log.origin == "DeepSpeed" else MIN_IDLE_RATIO
+    if timer is None or not least <= ratio < LONG_REDUCTION:
+        return ""
+    return (
+        f"The reduction of gradients ({timer.name}) takes "
+        f"{format_duration(timer.mean_ns)}, {format_ratio(ratio)} of {of}."
+    )
 
 
 def _advice(log: TrainingLogResult) -> str:
     """What to do about a phase that takes most of the time; empty if none does."""
-    _, whole = _phase_times(log)
     shares = _shares(log)
-    for timer in (one for one in log.timers if one.name in _TABLE["reductions"] and whole):
-        shares["reduction of gradients"] = timer.mean_ns / whole
+    if reduction(log)[0]:
         shares["backward"] = 0.0  # It contains the reduction, which says more.
     most = max(_ADVICE, key=lambda phase: shares.get(phase, 0.0))
     least = _MOST_OF_BACKWARD if most == "backward" else _MOST_OF_IT
