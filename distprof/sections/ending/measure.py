@@ -17,6 +17,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from distprof.hardware import XidMeaning, xid_meaning
 from distprof.ingest.output.expressions import Expression, advice_on, class_of, expressions
 from distprof.ingest.output.read import STAGE_LINES
 from distprof.ingest.output.stacks import calls_of_traceback, last_own
@@ -434,28 +435,32 @@ def _host_memory(output: JobOutput) -> EndingResult | None:
 
 def _xid(output: JobOutput, cause: str = "xid") -> EndingResult | None:
     """An error of a GPU itself, or one that most often a program causes (``device``)."""
-    causes = ("xid", "device")
-    events = (
-        e
-        for e in _of(output, "xid")
-        if causes[bool(words().search("xid_of_program", _xid_of(e)))] == cause
-    )
+    events = (e for e in _of(output, "xid") if _blames_program(e) == (cause == "device"))
     event = next(events, None)
     if event is None:
         return None
-    number = _xid_of(event)
+    number, meaning = _xid_of(event)
     fields = event.fields
     what = f"Xid {number} (PCI {fields.get('bus', '')})" if number else fields.get("what", "")
     told = "reports that it has fallen off the bus" if "fallen off" in what else f"reports {what}"
     told = f"cannot reach the GPU at PCI {fields['lost']}" if "lost" in fields else told
     kind = class_of("xid", cause)
-    said = kind.says.format(told=told) if kind else ""
-    return _made(cause, f"{said}.", event, *advice_on("xid", cause))
+    whose = "A GPU" if event.rank is None else f"The GPU of rank {event.rank}"
+    said = f"{kind.says.format(whose=whose, told=told)}." if kind else ""
+    if meaning is None:
+        return _made(cause, said, event, *advice_on("xid", cause))
+    return _made(cause, f"{said} This means that {meaning.text}.", event, meaning.fix)
 
 
-def _xid_of(event: OutputEvent) -> str:
-    """Number of the error that an Xid follows from, or of the Xid itself; empty without any."""
-    return event.fields.get("cause", "") or event.fields.get("code", "")
+def _xid_of(event: OutputEvent) -> tuple[int, XidMeaning | None]:
+    """The error that an Xid follows from, or the Xid itself, and what it means; 0 without any."""
+    number = int(event.fields.get("cause", "") or event.fields.get("code", "") or 0)
+    return number, xid_meaning(number)
+
+
+def _blames_program(event: OutputEvent) -> bool:
+    _, meaning = _xid_of(event)
+    return meaning is not None and not meaning.is_hardware
 
 
 def _cancelled(output: JobOutput) -> EndingResult | None:
