@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from distprof.run.logs import JobOutput, OutputEvent
 from distprof.run.topology import DEFAULT_GROUPS
 from distprof.sections.ending import STUCK, EndingPosition, EndingResult
-from distprof.sections.ending.words import words
+from distprof.sections.ending.words import grouped, words
 from distprof.sections.table import counted
 from distprof.units import capitalized, format_duration, name_ranks
 
@@ -102,9 +102,7 @@ def diagnose_positions(output: JobOutput) -> EndingResult | None:
     if len({p.enqueued for p in positions}) > 1 and not any(map(_waits, positions)):
         # Only dumps tell where ranks stand: those with pending work wait in the first of it
         positions = [replace(p, seq=_first_pending(p)) for p in positions]
-    groups: dict[str, list[EndingPosition]] = {}
-    for one in positions:
-        groups.setdefault(one.group, []).append(one)
+    groups = grouped((one.group, one) for one in positions)
     waiting = {name: some for name, some in groups.items() if any(_waits(p) for p in some)}
     if not waiting:
         told = {n for e in output.events if (n := e.number("told")) is not None}
@@ -163,9 +161,7 @@ def _stuck(
 def _wait_text(name: str, waiting: Sequence[EndingPosition]) -> str:
     shown = name if all(one.is_global for one in waiting) else ""
     lowest = min((one.seq for one in waiting if one.seq is not None), default=None)
-    by_number: dict[int | None, list[EndingPosition]] = {}
-    for one in waiting:
-        by_number.setdefault(lowest if one.seq is None else one.seq, []).append(one)
+    by_number = grouped((lowest if one.seq is None else one.seq, one) for one in waiting)
     texts = []
     for some in by_number.values():
         what = _operation(max(some, key=lambda one: (bool(one.op), one.seq is not None)), shown)
