@@ -426,8 +426,9 @@ def _kinds(path: str) -> set[str]:
     try:
         with opened(path) as stream:
             start = read_some(stream, _SMALL)[0]
-            is_document = not _HOW["json_lines"].match(start[:_SNIFFED_JSON].decode("latin-1"))
-            if (is_document and begins_object(unwrapped(start))) or b"\0" in start[:4096]:
+            lines = _HOW["json_lines"].match(start[:_SNIFFED_JSON].decode("latin-1"))
+            is_document = not lines and begins_object(start) and unwrapped(start) == start
+            if is_document or b"\0" in start[:4096]:
                 return set()
             from distprof.ingest.output.read import kinds_in
 

@@ -1442,10 +1442,8 @@ def _at_stage(output: JobOutput) -> EndingResult | None:
     if last is None or not _is_at_end(last, output, _LINES_AFTER.get(last.name, STAGE_LINES)):
         return None
     after = [e for e in _of(output, "closing") if e.file == last.file and e.line > last.line]
-    if after and not _of(output, "stopped"):
-        return None
     lines = output.ends.get(last.file, ())[::-1][: output.lines_of.get(last.file, 0) - last.line]
-    if _went_on(lines):
+    if _went_on(lines) or (after and not _of(output, "stopped")):
         return None
     if last.yields == "stage":
         says, steps = _told(last)
