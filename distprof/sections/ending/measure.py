@@ -826,7 +826,8 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
     # torchrun's times are whole seconds: of those in one, none is known to be the first
     if event.name in tables and ("time" in event.fields or "root" not in event.fields):
         same = [e for e in _exits(output) if e.name == event.name and e.rank is not None]
-        same = [e for e in same if all(e.fields.get(n) == event.fields.get(n) for n in told)]
+        mine = {name: event.fields.get(name) for name in told}  # of a line that is cut, unknown
+        same = [e for e in same if all(e.fields.get(n, mine[n]) == mine[n] for n in told)]
         ranks = tuple(sorted({e.rank or 0 for e in same}))
     if ranks and (len(ranks) > 1 or event.rank is None):
         who = f"{capitalized(name_ranks(ranks))}{_at(event)}"
