@@ -465,7 +465,9 @@ def _xid_of(event: OutputEvent) -> str:
 
 
 def _cancelled(output: JobOutput) -> EndingResult | None:
-    event = next((e for e in _of(output, "cancelled") if e.fields.get("reason")), None)
+    events = [e for e in _of(output, "cancelled") if e.fields.get("reason")]
+    # slurmstepd names the first node of the job, srun the one that failed
+    event = max(events, key=lambda e: e.fields["reason"] == "Node failure", default=None)
     if event is None:
         return None
     reason = event.fields["reason"].lower()
@@ -606,9 +608,8 @@ def _is_avoided(event: OutputEvent, output: JobOutput) -> bool:
 def _precedence(event: OutputEvent) -> tuple[int, bool, bool]:
     """Of one kind, a line that names something, and is whole, explains more than another."""
     named = (event.fields.get("names") or event.fields.get("message", ":")).rstrip()
-    is_cut = named.endswith((":", ": undefined"))
     kind = words().kinds["precedence"].index(event.yields)
-    return kind, "assertion" not in event.fields, is_cut
+    return kind, "assertion" not in event.fields, named.endswith((":", ": undefined"))
 
 
 def _is_near(one: OutputEvent, other: OutputEvent, most: int = _NEAR_LINES) -> bool:

@@ -90,8 +90,7 @@ def ending_verdict(report: Report) -> VerdictText:
     if not result.verdict or is_recorded(report) or not is_known:
         return None
     steps = () if result.state else result.next_steps  # no finding says them
-    why = (*until(report), *result.why, *result.alternatives, *steps)
-    return result.verdict, why
+    return result.verdict, (*until(report), *result.why, *result.alternatives, *steps)
 
 
 def until(report: Report) -> tuple[str, ...]:
