@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from distprof.run.logs import JobOutput, OutputEvent
 from distprof.run.topology import DEFAULT_GROUPS
 from distprof.sections.ending import STUCK, EndingPosition, EndingResult
-from distprof.sections.ending.words import words
+from distprof.sections.ending.words import grouped, words
 from distprof.sections.table import counted
 from distprof.units import capitalized, format_duration, name_ranks
 
@@ -28,29 +28,25 @@ _CUT_LINES = 2  # a fence, or the beginning of a line that is cut off
 def positions_of(output: JobOutput) -> list[EndingPosition]:
     """One position per group and rank, from all lines of that rank."""
     events = [e for e in output.events if e.yields in ("timeout", "position")]
-    guids: dict[str, set[str]] = {}
-    for event in events:
-        guids.setdefault(_group(event), set()).add(event.fields.get("guid", ""))
+    guids = grouped((_group(event), event.fields.get("guid", "")) for event in events)
 
     def group_of(event: OutputEvent) -> str:
         """Its group; groups of one name, such as those of tensor parallelism, have own GUIDs."""
         name, guid = _group(event), event.fields.get("guid", "")
-        is_shared = name and guid and len(guids[name] - {""}) > 1
+        is_shared = name and guid and len({*guids[name]} - {""}) > 1
         return (guid if name == event.fields.get("pg") else f"{name} {guid}") if is_shared else name
 
     told = {group_of(e) for e in events if {"group", "pg"} & e.fields.keys()}
     numbers = [n for e in events if (n := e.number("seq")) is not None]
     is_one = len(told) == 1 and max(numbers, default=0) - min(numbers, default=0) <= _MAX_GAP
-    groups: dict[tuple[int | None, int | None], str] = {}
-    shared: dict[int | None, set[str]] = {}  # groups in which ranks wait in a number
-    for event in events:
-        if event.yields == "position" and event.number("seq") is not None:
-            groups[event.rank, event.number("seq")] = group_of(event)
-            shared.setdefault(event.number("seq"), set()).add(group_of(event))
+    placed = [(e.rank, n, group_of(e)) for e in events
+              if e.yields == "position" and (n := e.number("seq")) is not None]  # fmt: skip
+    groups: dict[tuple[int | None, int | None], str] = {(rank, n): name for rank, n, name in placed}
+    shared = grouped((n, name) for _, n, name in placed)  # groups in which ranks wait in a number
     found: dict[tuple[str, int, bool], EndingPosition] = {}
     for event in events:
         number = event.number("seq")
-        only = shared.get(number, set())
+        only = {*shared.get(-1 if number is None else number, ())}
         group = group_of(event) or groups.get(
             (event.rank, number),
             next(iter(only)) if len(only) == 1 else next(iter(told)) if is_one else "",
@@ -102,9 +98,7 @@ def diagnose_positions(output: JobOutput) -> EndingResult | None:
     if len({p.enqueued for p in positions}) > 1 and not any(map(_waits, positions)):
         # Only dumps tell where ranks stand: those with pending work wait in the first of it
         positions = [replace(p, seq=_first_pending(p)) for p in positions]
-    groups: dict[str, list[EndingPosition]] = {}
-    for one in positions:
-        groups.setdefault(one.group, []).append(one)
+    groups = grouped((one.group, one) for one in positions)
     waiting = {name: some for name, some in groups.items() if any(_waits(p) for p in some)}
     if not waiting:
         told = {n for e in output.events if (n := e.number("told")) is not None}
@@ -141,9 +135,7 @@ def _root(late: EndingResult, found: Mapping[str, EndingResult]) -> EndingResult
 
 def _in_groups(waiting: Mapping[str, Sequence[EndingPosition]]) -> EndingResult:
     """Ranks that wait in several groups, in none of which a rank is known to be behind."""
-    texts = (
-        _wait_text(name, [one for one in some if _waits(one)]) for name, some in waiting.items()
-    )
+    texts = (_wait_text(name, [*filter(_waits, some)]) for name, some in waiting.items())
     return _stuck(
         "unfinished",
         words().says("groups", what="; ".join([*texts][:4])),
@@ -163,9 +155,7 @@ def _stuck(
 def _wait_text(name: str, waiting: Sequence[EndingPosition]) -> str:
     shown = name if all(one.is_global for one in waiting) else ""
     lowest = min((one.seq for one in waiting if one.seq is not None), default=None)
-    by_number: dict[int | None, list[EndingPosition]] = {}
-    for one in waiting:
-        by_number.setdefault(lowest if one.seq is None else one.seq, []).append(one)
+    by_number = grouped((lowest if one.seq is None else one.seq, one) for one in waiting)
     texts = []
     for some in by_number.values():
         what = _operation(max(some, key=lambda one: (bool(one.op), one.seq is not None)), shown)
@@ -389,8 +379,7 @@ def _unequal(name: str, what: str, waiting: Sequence[EndingPosition]) -> EndingR
     is_clear = most > len(waiting) - most
     odd = [one for one in waiting if (one.op, one.size) != usual] if is_clear else list(waiting)
     texts = []
-    for key in dict.fromkeys((one.op, one.size) for one in waiting):
-        some = [one for one in waiting if (one.op, one.size) == key]
+    for key, some in grouped(((one.op, one.size), one) for one in waiting).items():
         size = f" of {int(key[1]):,} elements" if key[1].isdigit() else ""
         texts.append(f"{_who(some, name)} in {operation_kind(key[0])}{size}")
     number = "" if waiting[0].seq is None else f" number {waiting[0].seq:,}"
