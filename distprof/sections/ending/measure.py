@@ -84,9 +84,13 @@ def diagnose_output(output: JobOutput) -> EndingResult:
         verdict += f" T{error[3:]}." if (error := _last_error(output)) else ""
         found = replace(found, state=STUCK, verdict=verdict, why=(*found.why, why))
     found = _while_preparing(_elsewhere(found, output), output)
+    unnamed = f" in {words().operations['GLOO']}"
+    if unnamed in found.verdict and (called := _called(output)):
+        found = replace(found, verdict=found.verdict.replace(unnamed, f"{called} (gloo)"))
     if found.positions and (at := class_of("complaint", said_by(output))) and at.says:
         found = _amid(found, f"Its author says that it stands{at.says}.", at.text)
-    where = (last_own(_frames(e)) for e in _of(output, "exception", "cut") if "type" not in e.fields
+    raised = _of(output, "exception", "cut", "frames")
+    where = (last_own(_frames(e)) for e in raised if "type" not in e.fields
              or words().search("of_others", e.fields.get("message", "")))  # fmt: skip
     if found.positions and (place := next((one for one in where if one[:1] not in "<"), "")):
         found = _amid(found, f"A traceback shows a process in {place}.")
@@ -317,13 +321,13 @@ def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
     is_wait = found.positions or found.cause in ("frozen", "unfinished")
     if found.state != STUCK or not is_wait or first is None:
         return found
-    before = (
-        e
-        for e in _of(output, "phase", "finished", "closed")
-        if e.file == first.file and e.line < first.line and "gone" not in e.fields
-    )
-    last = max(before, key=lambda e: e.line, default=None)
-    if last is None:
+    phases = [e for e in _of(output, "phase") if "100%|" not in e.text]
+    near = [e for e in phases if _is_at_end(e, output, _JUST_BEFORE)]
+    own = next((e for e in reversed(near) if e.rank in found.suspects), None)
+    ended = (e for e in _of(output, "finished", "closed") if "gone" not in e.fields)
+    before = (e for e in (*phases, *ended) if e.file == first.file and e.line < first.line)
+    last = own or max(before, key=lambda e: e.line, default=None)
+    if last is None or found.verdict.endswith(words().says("joined", who="")):
         return found
     if last.yields != "phase":
         if first.line - last.line > _JUST_BEFORE:
@@ -331,8 +335,9 @@ def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
         told = words().says("training ended", line=last.line)
         return _amid(found, told, *words().steps["training ended"])
     why = words().says("phase", phase=last.fields["phase"], line=last.line)
-    if first.line - last.line <= _JUST_BEFORE:
-        told = f"Before that, the log names {why}"
+    if own or first.line - last.line <= _JUST_BEFORE:
+        whose = f" of {name_ranks(found.suspects)}" if own else ""
+        told = f"Before that, the log{whose} names {why}"
         if found.cause in ("mismatch", "behind"):
             return _amid(found, f"{told.partition(':')[0]}.", *words().steps["phase of some"])
         builds = (_told(e)[1] for e in _of(output, "stage") if last.line in (e.line, e.again))
@@ -484,6 +489,7 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     is_own = _is_own if is_told else _is_of_program
     lost = {(e.file, e.rank, e.line + _TO_NEXT) for e in _of(output, "peer")}
     following = [e for e in tracebacks if (e.file, e.rank, e.line) in lost]  # raised from that
+    following += _after_a_timeout(output)
     foreign = {_key(e) for e in tracebacks if not is_own(e) or e in following}
     is_survived = _survived(output)
     traps = ("device",) if any(e.name == "deepep-barrier" for e in output.events) else ()
@@ -532,6 +538,19 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
         why=(f"Its last own call was {place}.",) if place else (),
         ranks=ranks,
     )
+
+
+def _after_a_timeout(output: JobOutput) -> list[OutputEvent]:
+    """What ranks raised after their watchdog had ended a collective: its results are garbage."""
+    ended = {
+        (e.file, e.rank): e.line for e in reversed(_of(output, "timeout")) if "seq" in e.fields
+    }
+    raised = _of(output, "usage", "memory", "exception", "error")
+    later = [
+        e for e in raised if e.rank is not None and e.line > ended.get((e.file, e.rank), e.line)
+    ]
+    same = {_key(e) for e in later}
+    return [e for e in raised if _key(e) in same and e.line > min(ended.values())]
 
 
 def _raised_then(event: OutputEvent, output: JobOutput) -> OutputEvent | None:
@@ -1191,7 +1210,7 @@ def _frozen(output: JobOutput) -> EndingResult | None:
     who = name_ranks(ranks) if ranks else _only_ended(output) or "a process"
     kinds = {operation_kind(e.fields["op"]) for e in events if "op" in e.fields}
     raised = _of(output, "cut", "exception", "frames")
-    called = collective_in(stacks_of(replace(output, stacks=_stacks_of(raised))))
+    called = _called(output)
     where = f" in {', '.join(sorted(kinds))}" if kinds else ""
     named = {e.rank for e in raised if e.rank is not None}
     raiser = name_ranks(named) if len(named) == 1 and not ranks else who
@@ -1208,8 +1227,9 @@ def _frozen(output: JobOutput) -> EndingResult | None:
             whom += f" (HCCL reports that {fields['device']} is stuck)"
         group = fields.get("group", "")
         whom += f" of {group}" if "remote" in fields and group else ""
-        where = f" in {operation_kind(fields['tag'])}" if "tag" in fields else called
+        where = f" in {operation_kind(fields['tag'])}" if "tag" in fields else ""
         unnamed = "" if "remote" in fields or event.name != "gloo-timeout" else _UNNAMED
+        unnamed += f". A traceback shows it{called}" * (called != "" == where)
         took = f"for {format_duration(limit * 1_000_000)} " if limit else ""
         return _stuck(
             "frozen",
@@ -1226,6 +1246,12 @@ def _frozen(output: JobOutput) -> EndingResult | None:
     steps = words().steps["waited"][1:]
     found = _stuck("frozen", text, events[0], *steps, ranks=ranks if len(ranks) == 1 else ())
     return replace(found, suspects=suspects)
+
+
+def _called(output: JobOutput) -> str:
+    """The collective in which a traceback ends, as part of a sentence; empty without one."""
+    raised = _of(output, "cut", "exception", "frames")
+    return collective_in(stacks_of(replace(output, stacks=_stacks_of(raised))))
 
 
 def _only_ended(output: JobOutput) -> str:

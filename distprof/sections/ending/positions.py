@@ -21,6 +21,9 @@ _MAX_GAP = 1_000
 
 _NUMBERS = ("seq", "enqueued", "completed", "waited_ms", "timeout_ms")
 _MAX_QUOTE = 120
+_GLOO = "gloo-timeout"
+_MAX_WORLD = 1 << 20
+_NUMBERS_IN_WORDS = {"two": 2, "four": 4, "eight": 8}
 _OF_WATCHDOGS = ("timeout", "position", "frozen")
 _CUT_LINES = 2  # a fence, or the beginning of a line that is cut off
 
@@ -28,6 +31,8 @@ _CUT_LINES = 2  # a fence, or the beginning of a line that is cut off
 def positions_of(output: JobOutput) -> list[EndingPosition]:
     """One position per group and rank, from all lines of that rank."""
     events = [e for e in output.events if e.yields in ("timeout", "position")]
+    if any({"seq", "enqueued"} & e.fields.keys() for e in events):
+        events = [e for e in events if e.name != _GLOO]  # that waits in none of these numbers
     guids: dict[str, set[str]] = {}
     for event in events:
         guids.setdefault(_group(event), set()).add(event.fields.get("guid", ""))
@@ -47,18 +52,23 @@ def positions_of(output: JobOutput) -> list[EndingPosition]:
         if event.yields == "position" and event.number("seq") is not None:
             groups[event.rank, event.number("seq")] = group_of(event)
             shared.setdefault(event.number("seq"), set()).add(group_of(event))
+    whose: dict[tuple[str, int | None], set[int]] = {}  # the ranks that print as one member
+    for event in events:
+        if event.rank is not None and "own" in event.fields:
+            whose.setdefault((group_of(event), event.number("own")), set()).add(event.rank)
     found: dict[tuple[str, int, bool], EndingPosition] = {}
     for event in events:
-        number = event.number("seq")
+        number, own = event.number("seq"), event.number("own")
         only = shared.get(number, set())
+        writers = whose.get((group_of(event), own), set()) if event.rank is None else {event.rank}
+        rank = next(iter(writers)) if len(writers) == 1 else own
         group = group_of(event) or groups.get(
-            (event.rank, number),
+            (rank, number),
             next(iter(only)) if len(only) == 1 else next(iter(told)) if is_one else "",
         )
-        rank = event.rank if event.rank is not None else event.number("own")
         if rank is None:
             continue
-        key = (group, rank, event.rank is not None)
+        key = (group, rank, len(writers) == 1)
         found[key] = _merged(found.get(key), event, *key)
     return sorted(found.values(), key=lambda one: (one.group, one.rank))
 
@@ -87,7 +97,7 @@ def _merged(
     if event.yields == "timeout" and (is_first or (seq == before.seq and "op" in fields)):
         before = replace(
             before,
-            op=fields.get("op", ""),
+            op="GLOO" if event.name == _GLOO and "op" in fields else fields.get("op", ""),
             size=fields.get("numel_in") or fields.get("shape") or before.size * (not is_first),
             waited_ms=event.number("ran_ms") or (None if is_first else before.waited_ms),
             timeout_ms=event.number("timeout_ms") or (None if is_first else before.timeout_ms),
@@ -115,7 +125,7 @@ def diagnose_positions(output: JobOutput) -> EndingResult | None:
     if first.cause == "behind" and (root := _root(first, dict(zip(waiting, found, strict=True)))):
         return root
     if first.cause == "unfinished" and len(found) > 1 and "" not in waiting:
-        return _in_groups(waiting)
+        return _in_groups(waiting, output)
     return first
 
 
@@ -139,15 +149,25 @@ def _root(late: EndingResult, found: Mapping[str, EndingResult]) -> EndingResult
     return None
 
 
-def _in_groups(waiting: Mapping[str, Sequence[EndingPosition]]) -> EndingResult:
+def _in_groups(waiting: Mapping[str, Sequence[EndingPosition]], output: JobOutput) -> EndingResult:
     """Ranks that wait in several groups, in none of which a rank is known to be behind."""
     texts = (
         _wait_text(name, [one for one in some if _waits(one)]) for name, some in waiting.items()
     )
+    positions = [one for some in waiting.values() for one in some]
+    held = {one.rank for one in positions if _waits(one)}
+    printed = {*output.ranks, *range(min(output.world_size or 0, _MAX_WORLD))}
+    free = sorted(printed - held) if all(one.is_global for one in positions) else []
+    free = free if len(free) <= len(held) else []
+    who = f"{name_ranks(free)} {_verb(free, 'wait')}" if free else ""
+    what, them = "; ".join([*texts][:4]), name_ranks(free)
     return _stuck(
-        "unfinished",
-        words().says("groups", what="; ".join([*texts][:4])),
-        [one for some in waiting.values() for one in some],
+        "silent" if free else "unfinished",
+        words().says("in no group", who=who, what=capitalized(what), them=them)
+        if free
+        else words().says("groups", what=what),
+        positions,
+        suspects=tuple(free),
         alternatives=words().steps["different groups"],
     )
 
@@ -163,9 +183,10 @@ def _stuck(
 def _wait_text(name: str, waiting: Sequence[EndingPosition]) -> str:
     shown = name if all(one.is_global for one in waiting) else ""
     lowest = min((one.seq for one in waiting if one.seq is not None), default=None)
-    by_number: dict[int | None, list[EndingPosition]] = {}
+    by_number: dict[tuple[int | None, str], list[EndingPosition]] = {}
     for one in waiting:
-        by_number.setdefault(lowest if one.seq is None else one.seq, []).append(one)
+        key = lowest if one.seq is None else one.seq, one.op * _is_of_two(one)
+        by_number.setdefault(key, []).append(one)
     texts = []
     for some in by_number.values():
         what = _operation(max(some, key=lambda one: (bool(one.op), one.seq is not None)), shown)
@@ -182,6 +203,11 @@ def _first_pending(one: EndingPosition) -> int | None:
     return one.completed + 1
 
 
+def _is_of_two(one: EndingPosition) -> bool:
+    """Whether a rank waits for one other: then numbers and operations differ by nature."""
+    return one.op.upper() in ("SEND", "RECV")
+
+
 def _waits(one: EndingPosition) -> bool:
     return bool(one.op) or (one.seq is not None)
 
@@ -191,7 +217,7 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
     known = [one.seq for one in waiting if one.seq is not None]
     highest = max(known, default=None)
     late = [p for p in positions if _launched(p) is not None and highest is not None
-            and _is_late(p, positions, highest)]  # fmt: skip
+            and _is_late(p, positions, highest) and not all(map(_is_of_two, waiting))]  # fmt: skip
     if late and len(late) < len(positions):
         return _behind(name, late, positions)
     first = min(known, default=None)
@@ -247,14 +273,25 @@ def _whether_behind(
     if len(positions) > 1 and lost and all(one.is_global for one in positions):
         who = f"{capitalized(name_ranks(lost))} report{'s' if len(lost) == 1 else ''}"
         return words().says("lost", who=who)
-    own = {one.rank for one in positions if one.op in ("send", "recv")}
-    if any(event.name == "gloo-timeout" and event.rank not in own for event in output.events):
+    own = {one.rank for one in positions if one.op == "GLOO"}
+    if any(event.name == _GLOO and event.rank not in own for event in output.events):
         return words().said["gloo"]
     members = _members(output)
+    if len(waiting) == members and len({(one.seq, one.op) for one in waiting}) == 1:
+        return words().says("joined", who=f"Each of the {members:,} ranks that take part")
     size = f" By its sizes, {members:,} ranks take part." if len(waiting) < members else ""
+    size += _quiet_files(output)
     if len(positions) > 1:
         return f"No rank that printed is behind.{size}"
     return f"No other rank printed where it stands.{size}"
+
+
+def _quiet_files(output: JobOutput) -> str:
+    """Files that say nothing about the wait, if others of their series, as of hosts, do."""
+    told = {event.file for event in output.events if event.yields not in words().unsaid}
+    series = {re.sub(r"\d", "", file) for file in told}
+    quiet = [one for one in output.lines_of if one not in told and re.sub(r"\d", "", one) in series]
+    return words().says("quiet", what=" and ".join(quiet)) if 0 < len(quiet) <= len(told) else ""
 
 
 def _members(output: JobOutput) -> int:
@@ -373,7 +410,7 @@ def _behind(
 
 def _mismatch(waiting: Sequence[EndingPosition]) -> str | None:
     """What differs between ranks that wait in one number: ``op`` or ``size``; None if nothing."""
-    if len(waiting) < 2:
+    if len(waiting) < 2 or all(map(_is_of_two, waiting)):
         return None
     if len({one.op for one in waiting}) > 1:
         return "op"
@@ -391,7 +428,7 @@ def _unequal(name: str, what: str, waiting: Sequence[EndingPosition]) -> EndingR
     texts = []
     for key in dict.fromkeys((one.op, one.size) for one in waiting):
         some = [one for one in waiting if (one.op, one.size) == key]
-        size = f" of {int(key[1]):,} elements" if key[1].isdigit() else ""
+        size = f" of {counted(int(key[1]), 'element')}" if key[1].isdigit() else ""
         texts.append(f"{_who(some, name)} in {operation_kind(key[0])}{size}")
     number = "" if waiting[0].seq is None else f" number {waiting[0].seq:,}"
     differ = "different operations" if what == "op" else "different sizes"
@@ -413,15 +450,25 @@ def _silent(positions: Sequence[EndingPosition], output: JobOutput) -> tuple[int
     known = {*(one.rank for one in positions), *(rank for rank in told if rank is not None)}
     named = {e.fields.get("group") for e in output.events if e.yields in _OF_WATCHDOGS}
     members = _members(output) if DEFAULT_GROUPS[0] in named else 0
-    world = 0 if positions[0].group else output.world_size or members
+    said = _said_world(output)
+    said *= said > max(one.rank for one in positions)
+    world = 0 if positions[0].group else output.world_size or members or said
     printed = () if positions[0].group else output.ranks
-    expected = {*range(world), *printed} if world <= 1 << 20 else set(printed)
+    expected = {*range(world), *printed} if world <= _MAX_WORLD else set(printed)
     waiting = {one.rank for one in positions}
     holes = max(waiting) + 1 - len(waiting)
     if not world and len(waiting) > 2 and 3 * holes <= len(waiting):  # few holes in 0, 1, 2, …
         expected |= set(range(max(waiting)))
     silent = tuple(sorted(expected - known))
     return silent if len(silent) <= len(known) else ()
+
+
+def _said_world(output: JobOutput) -> int:
+    """The only number of GPUs that people write over what their job printed; 0 without one."""
+    lines = [line for one in output.ends.values() for line in one]
+    found = re.findall(words().patterns["gpus"], "\n".join(lines))
+    sizes = {_NUMBERS_IN_WORDS.get(number.lower()) or int(number) for number in found}
+    return sizes.pop() if len(sizes) == 1 else 0
 
 
 def _are_numbers_global(positions: Sequence[EndingPosition], output: JobOutput) -> bool:
