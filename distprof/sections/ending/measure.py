@@ -28,6 +28,7 @@ from distprof.sections.ending.positions import (
     diagnose_positions,
     operation_kind,
     timeout_sentences,
+    took_longer,
 )
 from distprof.sections.ending.stacks import collective_in, diagnose_stacks, said_by, stacks_of
 from distprof.sections.ending.words import words
@@ -37,6 +38,7 @@ from distprof.units import capitalized, format_bytes, format_duration, name_rank
 _MAX_LINES = 200
 _MAX_QUOTE = 200
 _MAX_SAID = 110
+_MAX_NAME = 48  # of a tensor: its graph stands before it
 _LINES_AFTER = {"ddp-first-iteration": 3}
 """Lines after a stage in which a text still ends there, if training continues right after it."""
 
@@ -97,6 +99,8 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     found = _during_phase(found, _without_title(whole))
     began = as_it_began(output) if found.positions else ""
     found = _amid(found, began) if began else found
+    if longer := took_longer(output, found):
+        found = _amid(found, longer, *words().steps["long work"])
     found = _once_finished(found, whole, _why_mixed(output) if cause is _mixed else "")
     events = said_in(output)
     failed = {event.rank for event in events if event.rank is not None} - set(found.ranks)
@@ -987,7 +991,8 @@ def _missing(output: JobOutput) -> EndingResult | None:
             for name, ranks in [*same.items()][:4]
         )
         return _stuck("mismatch", f"ranks submitted different tensors: {lacks}", event)
-    what = f"never launched {next(iter(absent.values()))[0][-48:].rpartition('/then/')[2]}"
+    tensor = next(iter(absent.values()))[0].rpartition("/then/")[2]
+    what = f"never launched {tensor if len(tensor) <= _MAX_NAME else tensor.rpartition('/')[2]}"
     if "seq" in fields:
         what = f"never launched {_launch(event)} {fields['seq']}"
     elif "Barrier" in event.text:

@@ -280,6 +280,7 @@ def _whether_behind(
     if len(waiting) == members and len({(one.seq, one.op) for one in waiting}) == 1:
         return words().says("joined", who=f"Each of the {members:,} ranks that take part")
     size = f" By its sizes, {members:,} ranks take part." if len(waiting) < members else ""
+    size = size.replace(".", ": it waits for the other one.") if members == 2 else size
     size += _quiet_files(output)
     if len(positions) > 1:
         return f"No rank that printed is behind.{size}"
@@ -333,6 +334,18 @@ def as_it_began(output: JobOutput) -> str:
 
 
 _AT_ONCE_S, _DAY_S = 2, 24 * 3600
+
+
+def took_longer(output: JobOutput, found: EndingResult) -> str:
+    """The work of which the log says that it took longer than the timeout; empty without any."""
+    limit = min((one.timeout_ms for one in found.positions if one.timeout_ms), default=0)
+    lines = (line for one in output.ends.values() for line in one)
+    told = ((words().search("took", line), line) for line in lines)
+    took = {float(match[1]): line for match, line in told if match is not None}
+    longest = max(took, default=0.0)
+    if not limit or 1000 * longest < limit or words().search("of_torch", took[longest]):
+        return ""
+    return words().says("longer", said=took[longest].strip()[-_MAX_QUOTE:])
 
 
 def _second_of_day(time: re.Match[str]) -> int:
