@@ -38,24 +38,13 @@ DEVICE_KINDS: dict[str, ActivityKind] = {
 }
 """Categories of device rows after :func:`normalise`, and the kind of such rows."""
 
+_MAKERS = ("cuda", "hip", "xpu", "mtia", "privateuse1")
 HOST_WORDS: dict[str, str] = {
-    "cuda_runtime": "runtime",
-    "hip_runtime": "runtime",
-    "xpu_runtime": "runtime",
-    "mtia_runtime": "runtime",
-    "privateuse1_runtime": "runtime",
-    "cuda_driver": "driver",
-    "xpu_driver": "driver",
-    "privateuse1_driver": "driver",
-    "user_annotation": "annotation",
-    "cuda_sync": "sync",
+    **{f"{maker}_{word}": word for word in ("runtime", "driver") for maker in _MAKERS},
+    **{"user_annotation": "annotation", "cuda_sync": "sync"},
     # PyTorch 1.8 to 1.12
-    "Operator": "cpu_op",
-    "Runtime": "runtime",
-    "Kernel": "kernel",
-    "Memcpy": "gpu_memcpy",
-    "Memset": "gpu_memset",
-    "concurrent_kernel": "kernel",
+    **{"Operator": "cpu_op", "Runtime": "runtime", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset"},
+    **dict.fromkeys(("Kernel", "concurrent_kernel"), "kernel"),
 }
 """Category in the trace to distprof's word for it."""
 

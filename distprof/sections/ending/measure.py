@@ -550,10 +550,8 @@ def _after_a_timeout(output: JobOutput) -> list[OutputEvent]:
         (e.file, e.rank): e.line for e in reversed(_of(output, "timeout")) if "seq" in e.fields
     }
     raised = _of(output, "usage", "memory", "exception", "error")
-    later = [
-        e for e in raised if e.rank is not None and e.line > ended.get((e.file, e.rank), e.line)
-    ]
-    same = {_key(e) for e in later}
+    later = (e for e in raised if e.rank is not None)
+    same = {_key(e) for e in later if e.line > ended.get((e.file, e.rank), e.line)}
     return [e for e in raised if _key(e) in same and e.line > min(ended.values())]
 
 

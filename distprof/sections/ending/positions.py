@@ -22,8 +22,6 @@ _MAX_GAP = 1_000
 _NUMBERS = ("seq", "enqueued", "completed", "waited_ms", "timeout_ms")
 _MAX_QUOTE = 120
 _GLOO = "gloo-timeout"
-_MAX_WORLD = 1 << 20
-_NUMBERS_IN_WORDS = {"two": 2, "four": 4, "eight": 8}
 _OF_WATCHDOGS = ("timeout", "position", "frozen")
 _CUT_LINES = 2  # a fence, or the beginning of a line that is cut off
 
@@ -154,22 +152,15 @@ def _in_groups(waiting: Mapping[str, Sequence[EndingPosition]], output: JobOutpu
     texts = (
         _wait_text(name, [one for one in some if _waits(one)]) for name, some in waiting.items()
     )
-    positions = [one for some in waiting.values() for one in some]
+    what, positions = "; ".join([*texts][:4]), [one for some in waiting.values() for one in some]
     held = {one.rank for one in positions if _waits(one)}
-    printed = {*output.ranks, *range(min(output.world_size or 0, _MAX_WORLD))}
-    free = sorted(printed - held) if all(one.is_global for one in positions) else []
-    free = free if len(free) <= len(held) else []
-    who = f"{name_ranks(free)} {_verb(free, 'wait')}" if free else ""
-    what, them = "; ".join([*texts][:4]), name_ranks(free)
-    return _stuck(
-        "silent" if free else "unfinished",
-        words().says("in no group", who=who, what=capitalized(what), them=them)
-        if free
-        else words().says("groups", what=what),
-        positions,
-        suspects=tuple(free),
-        alternatives=words().steps["different groups"],
-    )
+    free = sorted({*output.ranks} - held) if all(one.is_global for one in positions) else []
+    if 0 < len(free) <= len(held):
+        who, what = name_ranks(free), capitalized(what)
+        text = words().says("in no group", who=who, waits=_verb(free, "wait"), what=what)
+        return _stuck("silent", text, positions, suspects=tuple(free))
+    text = words().says("groups", what=what)
+    return _stuck("unfinished", text, positions, alternatives=words().steps["different groups"])
 
 
 def _stuck(
@@ -279,8 +270,8 @@ def _whether_behind(
     members = _members(output)
     if len(waiting) == members and len({(one.seq, one.op) for one in waiting}) == 1:
         return words().says("joined", who=f"Each of the {members:,} ranks that take part")
-    size = f" By its sizes, {members:,} ranks take part." if len(waiting) < members else ""
-    size = size.replace(".", ": it waits for the other one.") if members == 2 else size
+    other = ": it waits for the other one" * (members == 2)
+    size = f" By its sizes, {members:,} ranks take part{other}." if len(waiting) < members else ""
     size += _quiet_files(output)
     if len(positions) > 1:
         return f"No rank that printed is behind.{size}"
@@ -467,7 +458,7 @@ def _silent(positions: Sequence[EndingPosition], output: JobOutput) -> tuple[int
     said *= said > max(one.rank for one in positions)
     world = 0 if positions[0].group else output.world_size or members or said
     printed = () if positions[0].group else output.ranks
-    expected = {*range(world), *printed} if world <= _MAX_WORLD else set(printed)
+    expected = {*range(world), *printed} if world <= 1 << 20 else set(printed)
     waiting = {one.rank for one in positions}
     holes = max(waiting) + 1 - len(waiting)
     if not world and len(waiting) > 2 and 3 * holes <= len(waiting):  # few holes in 0, 1, 2, …
@@ -478,10 +469,10 @@ def _silent(positions: Sequence[EndingPosition], output: JobOutput) -> tuple[int
 
 def _said_world(output: JobOutput) -> int:
     """The only number of GPUs that people write over what their job printed; 0 without one."""
-    lines = [line for one in output.ends.values() for line in one]
-    found = re.findall(words().patterns["gpus"], "\n".join(lines))
-    sizes = {_NUMBERS_IN_WORDS.get(number.lower()) or int(number) for number in found}
-    return sizes.pop() if len(sizes) == 1 else 0
+    lines = (line for one in output.ends.values() for line in one)
+    found = {2 if n.lower() == "two" else int(n) for line in lines
+             for n in re.findall(words().patterns["gpus"], line)}  # fmt: skip
+    return found.pop() if len(found) == 1 else 0
 
 
 def _are_numbers_global(positions: Sequence[EndingPosition], output: JobOutput) -> bool:
