@@ -26,6 +26,7 @@ from distprof.sections.ending import FAILED, STUCK, EndingLine, EndingResult
 from distprof.sections.ending.positions import (
     as_it_began,
     diagnose_positions,
+    last_said,
     operation_kind,
     timeout_sentences,
     took_longer,
@@ -110,6 +111,7 @@ def diagnose_output(output: JobOutput) -> EndingResult:
         why=(
             *(_last_bar(output) if found.cause in words().kinds["outside"] else ()),
             *(*found.why, *timeout_sentences(found.positions), *_followers(failed, found)),
+            *filter(None, (last_said(found.ranks, output) * (found.cause == "behind"),)),
             *earlier,
         ),
         next_steps=found.next_steps or tuple(_steps(found)),
@@ -1097,7 +1099,7 @@ def _store(output: JobOutput) -> EndingResult | None:
         who = "devices" if event.name == "xla-rendezvous" else "processes"
         what = f"{count} of {fields['expected']} {who} joined the rendezvous"
         size = int(fields["expected"])
-        absent = {*range(min(size, _MAX_NAMED))} - {e.rank for e in events}
+        absent = {*range(min(size, _MAX_NAMED))} - {e.rank for e in said_in(output)}
         if "joined" in fields and size - int(fields["joined"]) == len(absent):
             what += f": {name_ranks(absent)} did not"
         if is_later:
@@ -1579,7 +1581,7 @@ def _complained(output: JobOutput) -> EndingResult | None:
     if re.search(r"NCCL INFO Channel \d", shown):
         text = "the text ends while NCCL sets up: its last lines connect channels"
         return _undecided("set-up", text, "set-up")
-    at = class_of("complaint", said_by(output))
+    at = class_of("complaint", said_by(output)) or class_of("complaint", shown)
     unknown = ". The text shows no reason" if at else ", but the text shows no reason"
     found = "" if shown.startswith(_FIRST_TROUBLE) else unknown
     lacks = "It holds no time-out, end or Python stack"

@@ -221,14 +221,11 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
     if silent:
         who, are = name_ranks(silent), "they are" if len(silent) > 1 else "it is"
         rest = words().says("silent", who=who, are=are)
-        at_last = [f"{name_ranks([rank])}: “{output.last_lines[rank][:_MAX_QUOTE]}”"
-                   for rank in silent if rank in output.last_lines
-                   and not words().search("of_torch", output.last_lines[rank])]  # fmt: skip
         # Whether a file ends in the lines of its watchdogs: those of other ranks may be cut off
         last = ((e.file, e.line) for e in output.events if e.yields in _OF_WATCHDOGS)
         ends = (output.lines_of.get(file, 0) - line for file, line in dict(last).items())
-        if at_last:  # it did print, but not about the time-out
-            rest += f" The last line of {', of '.join(at_last[:3])}."
+        if at_last := last_said(silent, output):
+            rest += f" {at_last}"
         elif min(ends, default=_CUT_LINES + 1) <= _CUT_LINES:
             rest = words().says("ends there", who=who, are=are)
         return _stuck("silent", text + rest, positions, suspects=silent)
@@ -249,6 +246,14 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
     sizes = sorted({int(p.size) for p in shared if p.op == "COALESCED" and p.size.isdigit()})
     differ = words().says("sizes", sizes=" and ".join(f"{n:,}" for n in sizes[:3]))
     return _stuck("unfinished", text, positions, alternatives=(differ,) * (len(sizes) > 1))
+
+
+def last_said(ranks: Sequence[int], output: JobOutput) -> str:
+    """What ranks printed last, if it is not about a time-out; empty without any."""
+    last = {rank: output.last_lines[rank] for rank in ranks if rank in output.last_lines}
+    told = [f"{name_ranks([rank])}: “{line[:_MAX_QUOTE]}”" for rank, line in last.items()
+            if not words().search("of_torch", line)]  # fmt: skip
+    return f"The last line of {', of '.join(told[:3])}." if told else ""
 
 
 def _whether_behind(
