@@ -149,10 +149,8 @@ def _root(late: EndingResult, found: Mapping[str, EndingResult]) -> EndingResult
 
 def _in_groups(waiting: Mapping[str, Sequence[EndingPosition]], output: JobOutput) -> EndingResult:
     """Ranks that wait in several groups, in none of which a rank is known to be behind."""
-    texts = (
-        _wait_text(name, [one for one in some if _waits(one)]) for name, some in waiting.items()
-    )
-    what, positions = "; ".join([*texts][:4]), [one for some in waiting.values() for one in some]
+    texts = [_wait_text(name, [*filter(_waits, some)]) for name, some in waiting.items()]
+    what, positions = "; ".join(texts[:4]), [one for some in waiting.values() for one in some]
     held = {one.rank for one in positions if _waits(one)}
     free = sorted({*output.ranks} - held) if all(one.is_global for one in positions) else []
     if 0 < len(free) <= len(held):
@@ -336,10 +334,9 @@ def took_longer(output: JobOutput, found: EndingResult) -> str:
     """The work of which the log says that it took longer than the timeout; empty without any."""
     limit = min((one.timeout_ms for one in found.positions if one.timeout_ms), default=0)
     lines = (line for one in output.ends.values() for line in one)
-    told = ((words().search("took", line), line) for line in lines)
-    took = {float(match[1]): line for match, line in told if match is not None}
+    took = {float(match[1]): line for line in lines if (match := words().search("took", line))}
     longest = max(took, default=0.0)
-    if not limit or 1000 * longest < limit or words().search("of_torch", took[longest]):
+    if not 0 < limit <= 1000 * longest:
         return ""
     return words().says("longer", said=took[longest].strip()[-_MAX_QUOTE:])
 
