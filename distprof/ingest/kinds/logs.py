@@ -366,7 +366,8 @@ _OUTPUT_BYTES = 1 << 23
 _OF_KERNELS = {"xid", "host_memory", "crash"}
 _ERROR = {"error", "mixed"}
 _STARTS = {"setup", "calls", "joining", "complaint", "silence"}  # of healthy jobs, too
-_OF_A_RUN = ("output of nccl-tests", "a speed of", "a single ")  # what a run that stands prints
+# What a run that stands prints.
+_OF_A_RUN = ("output of nccl-tests", "a speed of", "a single ", "losses of", "a progress bar")
 _WEAK = {"agents", "cancelled", "closing", "stopped", "waiting", *_ERROR}
 _NOT_READ = (*NOT_LOGS, ".pickle", ".toml", ".html", ".md")
 
