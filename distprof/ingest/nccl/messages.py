@@ -158,11 +158,14 @@ _LINE_BUFFER = 900
 _ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 _GDR = {"Enabled": NcclRemark.GDR_ON, "Disabled": NcclRemark.GDR_OFF}
 _LINKS = {"NVLINK ": "NVLink", "": "PCIe"}
+_BORDER = " │┃|"
+"""What a terminal that is split into panes draws after a line."""
 _PROTOCOLS = ("LL", "LL128", "SIMPLE")
 
 
 def parse(text: str) -> Event:
     """The event of a text after ``NCCL INFO``, or from ``NCCL version`` on."""
+    text = text.rstrip(_BORDER)
     for begin, how in _READERS:
         if begin in text:
             event = how(text)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from distprof.escape import short_ranks
 from distprof.sections.base import VerdictText
+from distprof.sections.nccl.show import known_network
 from distprof.sections.parts import is_recorded
 from distprof.sections.table import Column, TableView, counted, rows_table
 from distprof.sections.training_log.show import training_verdict
@@ -89,9 +90,12 @@ def ending_verdict(report: Report) -> VerdictText:
     if not result.verdict or is_recorded(report) or not is_known:
         return None
     steps = () if result.state else result.next_steps  # no finding says them
+    if report.nccl.num_texts:  # it is on
+        steps = tuple(step for step in steps if not step.endswith("how far NCCL comes."))
     trained = training_verdict(report) if has_steps and result.cause == "complaint" else None
     until = (f"Until then: {trained[0]}",) if trained else ()
-    return result.verdict, (*until, *result.why, *result.alternatives, *steps)
+    known = () if result.state else (known_network(report),)
+    return result.verdict, (*until, *known, *result.why, *result.alternatives, *steps)
 
 
 def ending_origin(report: Report) -> str:

@@ -143,6 +143,13 @@ class NcclResult(Result, frozen=True, kw_only=True):
         return largest.num_hosts == 1 or (largest.num_hosts is None and is_whole)
 
 
+    @property
+    def has_several_hosts(self) -> bool:
+        """Whether a line shows more than one host: of NCCL, its communicators or nccl-tests."""
+        shown = (self.num_hosts, self.num_test_hosts, *(group.num_hosts for group in self.groups))
+        return max(number or 0 for number in shown) > 1
+
+
 _NAMED_HOSTS = 4
 
 
@@ -179,7 +186,9 @@ def over_cards(result: NcclResult) -> str:
     """For example `` over eth0 and eth1``; empty if no card of the chosen network is known."""
     cards = sorted({card for host in result.hosts if host.networks for card in host.cards})
     named = cards if len(cards) <= _NAMED_HOSTS else [cards[0], f"{len(cards) - 1} more"]
-    return f" over {' and '.join(named)}" if cards else ""
+    kinds = sorted({link.partition("/")[0] for host in result.hosts for link in host.links})
+    kind = f" ({' and '.join(kinds)})" if "RoCE" in kinds else ""
+    return f" over {' and '.join(named)}{kind}" if cards else ""
 
 
 def different_networks(result: NcclResult) -> str:

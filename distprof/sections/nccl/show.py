@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from distprof.escape import MAX_HEADLINE, shorten
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 _NAMED_WARNINGS = 3
 _FAST_PATHS = {"NVL", "NVB", "C2C", "XGMI", "LOC"}
+_MOST_CARDS = 20
+"""Cards of a host, without virtual functions."""
 _MANY = 0.1
 """Share of connections through CPU memory that the verdict begins with."""
 
@@ -51,11 +53,13 @@ def nccl_verdict(report: Report) -> VerdictText:
         _inside(result),
         "" if result.transports else only_inside_hosts(result),
         "" if result.transports else _far(result),
+        _no_between(result),
+        *_odd_cards(result),
         _assumed(result),
         *(SAYS[remark.name] for remark in result.remarks if remark.name in SAYS),
         _plugin(result),
         _next(result),
-        "" if result.transports or _topology(result) else SAYS["not_connected"],
+        "" if result.transports or _topology(result) else _not_connected(result),
         _init(result),
         _warnings(result),
         _unrecognised(result),
@@ -67,9 +71,10 @@ def nccl_verdict(report: Report) -> VerdictText:
 def known_network(report: Report) -> str:
     """What NCCL's lines say about connections, of a job that hung or failed in one of them."""
     result, ending = report.nccl, report.ending
-    is_near = ending.state == STUCK or ending.cause in ("nccl", "network", "peer", "error")
+    is_near = ending.state == STUCK or ending.cause in SAYS["shown_with"]
     line = _line(result) if result.transports or _topology(result) else _chosen(result)
-    return f"NCCL's lines: {line}" if is_near and line else ""
+    more = " ".join(_odd_cards(result))
+    return f"NCCL's lines: {line} {more}".rstrip() if is_near and line else ""
 
 
 def _is_alone(report: Report) -> bool:
@@ -101,11 +106,18 @@ def _line(result: NcclResult) -> str:
     parts = [_share(result, BETWEEN), _share(result, INSIDE)]
     line = "; ".join(part for part in parts if part)
     if line:
-        return f"{capitalized(line)}."
+        chosen = "" if parts[0] or result.is_on_one_host else _chosen(result)
+        return f"{capitalized(line)}. {chosen}".rstrip()
     if topology := _topology(result):
         return f"{_chosen(result)} {topology}".lstrip()
     known = _chosen(result) or _plugin(result) or _warnings(result) or _assumed(result)
-    return f"{known} {_inside(result) or SAYS['not_connected']}".lstrip()
+    return f"{known} {_inside(result) or _not_connected(result)}".lstrip()
+
+
+def _not_connected(result: NcclResult) -> str:
+    """That no connection is shown, or that only one host is, which may do without the network."""
+    is_one = bool(result.networks) and not (result.has_several_hosts or result.is_on_one_host)
+    return str(SAYS["one_host" if is_one else "not_connected"])
 
 
 def _chosen(result: NcclResult) -> str:
@@ -118,10 +130,27 @@ def _chosen(result: NcclResult) -> str:
         return f"Hosts chose different networks: {differ}. NCCL cannot connect them."
     reason = why_not_fast(result) if result.networks == ("Socket",) else ""
     why = f" because {reason}" if reason else ""
-    text = f"Between nodes, NCCL uses {' and '.join(map(network_name, result.networks))}"
+    begin = "Between nodes, NCCL uses" if result.has_several_hosts else "NCCL's network is"
+    text = f"{begin} {' and '.join(map(network_name, result.networks))}"
     over = over_cards(result)
     is_long = len(f"{text}{over}{why}") > MAX_HEADLINE and why and over
     return f"{text}{why}. They go{over}." if is_long else f"{text}{over}{why}."
+
+
+def _no_between(result: NcclResult) -> str:
+    """That lines of several hosts show connections, but none between hosts; empty otherwise."""
+    is_lacking = result.has_several_hosts and not result.is_on_one_host
+    shown = {way.where for way in result.transports}
+    return str(SAYS["no_between"]) if is_lacking and shown == {INSIDE} else ""
+
+
+def _odd_cards(result: NcclResult) -> Iterator[str]:
+    """What to do about more cards than a host has, and about cards of two kinds."""
+    for host in result.hosts[:1]:
+        kinds = {link.partition("/")[0] for link in host.links}
+        odd = {"many": len(host.cards) > _MOST_CARDS and kinds, "mixed": len(kinds) > 1}
+        for name in filter(odd.get, odd):
+            yield str(SAYS["cards"][name]).format(host=host.host, number=len(host.cards))
 
 
 def _topology(result: NcclResult) -> str:
@@ -201,7 +230,8 @@ def _share(result: NcclResult, where: str) -> str:
     if first is slow:
         others = f", the others use {transport_name(most)}" if most is not slow else ""
         return f"{where} {share} connections go through CPU memory ({slow.transport}){others}"
-    without = where == BETWEEN and not most.transport.endswith("Socket") and not most.has_gdr
+    is_rdma = most.transport.startswith("NET/") and not most.transport.endswith("Socket")
+    without = where == BETWEEN and is_rdma and not most.has_gdr
     note = ", without GPUDirect RDMA" if without else ""
     return f"{where} {share} connections use {transport_name(most)}{note}"
 

@@ -32,6 +32,7 @@ from distprof.terms import Confidence, NcclRemark, Severity
 from distprof.units import capitalized
 
 _MOST_CARDS = 4
+_GPUS_OF_A_HOST = 8
 
 
 @rule(
@@ -94,14 +95,20 @@ def _by_choice(nccl: NcclResult) -> Iterator[Draft]:
         return
     if set(nccl.networks) != {"Socket"} or nccl.is_on_one_host:
         return
+    most_ranks = max((group.num_ranks for group in nccl.groups), default=None)
+    if not nccl.has_several_hosts and most_ranks is not None and most_ranks <= _GPUS_OF_A_HOST:
+        return  # most probably, all ranks are on the host that is shown
     processes = counted(nccl.num_processes, "process")
     by = f", according to {processes}" if nccl.num_processes else ""
+    seen = "" if nccl.has_several_hosts else ", if there are any: the text shows one"
     yield Draft(
         headline=f"NCCL uses TCP sockets between nodes{by}",
-        message=f"NCCL uses sockets{over_cards(nccl)} for everything between nodes{_why(nccl)}.",
+        message=(
+            f"NCCL uses sockets{over_cards(nccl)} for everything between nodes{seen}{_why(nccl)}."
+        ),
         fix=advice("nccl-over-sockets", "chosen"),
         confidence=Confidence.INFERRED,
-        severity=None if nccl.num_hosts > 1 else Severity.INFO,
+        severity=None if nccl.has_several_hosts else Severity.INFO,
         evidence=("nccl.networks", "nccl.hosts"),
     )
 
