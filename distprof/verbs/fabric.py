@@ -127,6 +127,9 @@ def _speed(curve: FabricCurve, device: str) -> str:
         if curve.num_nodes == 1 and is_linked and best.busbw_bytes_per_s < _LEAST_NVLINK:
             return reaches + _say("pcie")
     ordered = sorted(curve.points, key=lambda p: p.bytes, reverse=True)
+    if (dip := _dip(curve)) and best.bytes > dip.bytes:
+        before = max(p.busbw_bytes_per_s for p in curve.points if p.bytes < dip.bytes)
+        return reaches + _say("dips", dip=dip, before=before)
     beyond = [*takewhile(lambda p: 2 * p.busbw_bytes_per_s < best.busbw_bytes_per_s, ordered)][::-1]
     if beyond:
         slowest = min(p.busbw_bytes_per_s for p in beyond)
@@ -134,12 +137,23 @@ def _speed(curve: FabricCurve, device: str) -> str:
     if curve.fit is not None and not _is_loose(curve.fit):
         below = format_bytes(curve.fit.crossover_bytes)
         return f"{reaches}. Below {below}, it is latency-bound."
-    slow = [p.bytes for p in curve.points if 2 * p.busbw_bytes_per_s < best.busbw_bytes_per_s]
+    rising = takewhile(lambda p: 2 * p.busbw_bytes_per_s < best.busbw_bytes_per_s, ordered[::-1])
+    slow = [p.bytes for p in rising]
     half = f", but less than half of that up to {format_bytes(max(slow))}" if slow else ""
     if best is ordered[0] and largest < _LARGE_BYTES // 4:
         grows = "it still grows there" if len(ordered) > 1 else "it is the only size"
         half += f"; {grows}, so larger messages (-e 4G) show the full bandwidth"
     return f"{reaches}{half}."
+
+
+def _dip(curve: FabricCurve) -> FabricPoint | None:
+    """The first size beyond latency that is much slower than a smaller one; None without any."""
+    best = 0.0
+    for each in sorted(curve.points, key=lambda p: p.bytes):
+        if each.bytes > _LATENCY_BYTES and each.busbw_bytes_per_s < _LESS * best:
+            return each
+        best = max(best, each.busbw_bytes_per_s)
+    return None
 
 
 def _of_link(curves: Sequence[FabricCurve], *, is_both_ways: bool) -> str:

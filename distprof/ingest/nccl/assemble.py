@@ -35,6 +35,7 @@ from distprof.run.logs import (
     NcclProcess,
     NcclWarning,
 )
+from distprof.terms import NcclRemark
 
 MAX_PROCESSES = 1 << 17
 MAX_VALUES = 1 << 12
@@ -289,7 +290,9 @@ class Assembler:
                 if len(known) < MAX_VALUES:
                     known.update(dict.fromkeys(cards))
                 self._note(self._of_cards, network, process)
-            case Reach(peer=peer, card=card, inside=inside):
+            case Reach(peer=peer, card=card, inside=inside, rings=rings):
+                if rings:
+                    self._note(self._remarks.setdefault(NcclRemark.RINGS, {}), rings, process)
                 self._peer_path = min(filter(None, (self._peer_path, peer)), default=None)
                 self._card_path = min(
                     filter(None, (self._card_path, card)),

@@ -119,6 +119,7 @@ class Reach(msgspec.Struct, frozen=True):
     peer: tuple[float, str] | None
     card: tuple[float, str] | None
     inside: str = ""
+    rings: str = ""  # Channels that the search found for rings.
 
 
 class Remark(msgspec.Struct, frozen=True):
@@ -267,6 +268,12 @@ def _reach(match: re.Match[str]) -> Event | None:
     return Reach(min(peers, default=None), max(cards, default=None)) if paths else None
 
 
+def _searched(match: re.Match[str]) -> Event:
+    """What NCCL's graph search found, with the speed of each ring between nodes."""
+    rings = f"{match[1]} × {float(match[2]):.3g} GB/s" if match[1] else ""
+    return Reach(None, None, match[3], rings)
+
+
 def _named(word: str, names: tuple[str, ...]) -> str:
     """The name of a choice, which newer versions print as a name and older ones as a number."""
     if word.isdecimal():
@@ -313,7 +320,7 @@ _READERS: tuple[tuple[str, Reader], ...] = (
     ("Using ", _of("network", lambda m: Network(m[1]))),
     ("coll channels", _of("channels", lambda m: Channels(int(m[1]), int(m[2]) if m[2] else None))),
     ("nNodes", _of("nodes", lambda m: Nodes(m[1], int(m[2])))),
-    ("Pattern ", _of("paths", lambda m: Reach(None, None, m[1]))),
+    ("Pattern ", _of("paths", _searched)),
     ("+ PCI[0", _of("no_rate", lambda m: Remark(NcclRemark.NO_RATE, m[1]))),
     ("+ ", _of("link", lambda m: Reach((float(m[2]), m[1]), None))),
     ("+ ", _of("card", lambda m: Reach(None, (float(m[1]), "")))),

@@ -56,6 +56,7 @@ def nccl_verdict(report: Report) -> VerdictText:
         _no_between(result),
         *_odd_cards(result),
         _assumed(result),
+        _rings(result),
         *(SAYS[remark.name] for remark in result.remarks if remark.name in SAYS),
         _plugin(result),
         _next(result),
@@ -116,7 +117,8 @@ def _line(result: NcclResult) -> str:
 
 def _not_connected(result: NcclResult) -> str:
     """That no connection is shown, or that only one host is, which may do without the network."""
-    is_one = bool(result.networks) and not (result.has_several_hosts or result.is_on_one_host)
+    is_one = bool(result.networks) and result.num_hosts == 1
+    is_one = is_one and not (result.has_several_hosts or result.is_on_one_host)
     return str(SAYS["one_host" if is_one else "not_connected"])
 
 
@@ -171,6 +173,12 @@ def _way(path: tuple[float, str]) -> str:
 def _assumed(result: NcclResult) -> str:
     """That the speed of a network card may not be measured."""
     return SAYS["assumed"] if result.card_path and result.card_path[0] == ASSUMED_GB_S else ""
+
+
+def _rings(result: NcclResult) -> str:
+    """Number and speed of the rings that NCCL plans; empty if not printed, or several."""
+    plans = [remark.value for remark in result.remarks if remark.name == NcclRemark.RINGS]
+    return str(SAYS["rings"]).format(plans[0]) if len(plans) == 1 else ""
 
 
 def _plugin(result: NcclResult) -> str:
