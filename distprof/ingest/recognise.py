@@ -112,7 +112,9 @@ class Foreign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             return self.name
         found = re.finditer(self.shows, head.decode("utf-8", "replace"))
         said = self.each or self.name
-        named = list(dict.fromkeys(plain(said.format_map(one.groupdict(""))).strip() for one in found))
+        named = list(
+            dict.fromkeys(plain(said.format_map(one.groupdict(""))).strip() for one in found)
+        )
         if not self.each or not named:
             return "; ".join(named[:_MOST_NAMED])
         more = len(named) - _MOST_LISTED

@@ -44,6 +44,9 @@ _LINK_RATES = (10, 25, 40, 56, 100, 200, 400, 800)  # Gb/s
 _FULL, _LESS = 0.9, 0.75
 """Shares: from which on a link is fully used, and up to which a GPU's memory is the slower one."""
 
+_MUCH = 0.25
+"""Share of the best bandwidth from which on a smaller one of a larger message is no latency."""
+
 _ALIKE = 0.9
 """Share of another speed from which on two are alike."""
 
@@ -147,10 +150,11 @@ def _speed(curve: FabricCurve, device: str) -> str:
 
 
 def _dip(curve: FabricCurve) -> FabricPoint | None:
-    """The first size beyond latency that is much slower than a smaller one; None without any."""
+    """The first size that is much slower than a smaller one near the best; None without any."""
+    most = max(p.busbw_bytes_per_s for p in curve.points)
     best = 0.0
     for each in sorted(curve.points, key=lambda p: p.bytes):
-        if each.bytes > _LATENCY_BYTES and each.busbw_bytes_per_s < _LESS * best:
+        if each.busbw_bytes_per_s < _LESS * best and best > _MUCH * most:
             return each
         best = max(best, each.busbw_bytes_per_s)
     return None

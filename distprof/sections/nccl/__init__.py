@@ -47,6 +47,7 @@ class NcclTransport(Record, frozen=True, kw_only=True):
     num_connections: int  # Channels between ranks, each counted once.
     num_pairs: int  # Pairs of ranks.
     num_processes: int  # Processes that print it.
+    hosts: tuple[str, ...] = ()  # Their hosts.
 
 
 class NcclHost(Record, frozen=True, kw_only=True):
@@ -142,7 +143,6 @@ class NcclResult(Result, frozen=True, kw_only=True):
         is_whole = self.num_hosts == 1 and self.num_processes >= largest.num_ranks
         return largest.num_hosts == 1 or (largest.num_hosts is None and is_whole)
 
-
     @property
     def has_several_hosts(self) -> bool:
         """Whether a line shows more than one host: of NCCL, its communicators or nccl-tests."""
@@ -161,15 +161,6 @@ def network_name(name: str) -> str:
 def is_of_one_host(card: str) -> bool:
     """Whether an interface connects only what runs on its host, for example Docker's bridge."""
     return re.match(SAYS["of_one_host"], card) is not None
-
-
-def only_inside_hosts(result: NcclResult) -> str:
-    """What to do about interfaces for sockets that no other host reaches; empty without any."""
-    cards = {card for host in result.hosts if "Socket" in host.networks for card in host.cards}
-    inside = sorted(filter(is_of_one_host, cards))
-    if not inside or result.is_on_one_host:
-        return ""
-    return str(SAYS["unreached"]).format(cards=", ".join(inside[:_NAMED_HOSTS]))
 
 
 def why_not_fast(result: NcclResult) -> str:

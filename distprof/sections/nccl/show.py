@@ -19,8 +19,8 @@ from distprof.sections.nccl import (
     NcclResult,
     NcclTransport,
     different_networks,
+    is_of_one_host,
     network_name,
-    only_inside_hosts,
     over_cards,
     why_not_fast,
 )
@@ -51,16 +51,9 @@ def nccl_verdict(report: Report) -> VerdictText:
     why = (
         result.tested,
         _inside(result),
-        "" if result.transports else only_inside_hosts(result),
         "" if result.transports else _far(result),
-        _no_between(result),
-        *_odd_cards(result),
-        _assumed(result),
-        _rings(result),
-        *(SAYS[remark.name] for remark in result.remarks if remark.name in SAYS),
         _plugin(result),
-        _next(result),
-        "" if result.transports or _topology(result) else _not_connected(result),
+        *told(result),
         _init(result),
         _warnings(result),
         _unrecognised(result),
@@ -74,7 +67,7 @@ def known_network(report: Report) -> str:
     result, ending = report.nccl, report.ending
     is_near = ending.state == STUCK or ending.cause in SAYS["shown_with"]
     line = _line(result) if result.transports or _topology(result) else _chosen(result)
-    more = " ".join(_odd_cards(result))
+    more = " ".join(told(result, "cards"))
     return f"NCCL's lines: {line} {more}".rstrip() if is_near and line else ""
 
 
@@ -111,15 +104,49 @@ def _line(result: NcclResult) -> str:
         return f"{capitalized(line)}. {chosen}".rstrip()
     if topology := _topology(result):
         return f"{_chosen(result)} {topology}".lstrip()
-    known = _chosen(result) or _plugin(result) or _warnings(result) or _assumed(result)
-    return f"{known} {_inside(result) or _not_connected(result)}".lstrip()
+    known = _chosen(result) or _plugin(result) or _warnings(result)
+    return f"{known} {_inside(result) or next(told(result))}".lstrip()
 
 
-def _not_connected(result: NcclResult) -> str:
-    """That no connection is shown, or that only one host is, which may do without the network."""
-    is_one = bool(result.networks) and result.num_hosts == 1
-    is_one = is_one and not (result.has_several_hosts or result.is_on_one_host)
-    return str(SAYS["one_host" if is_one else "not_connected"])
+def told(result: NcclResult, about: str = "") -> Iterator[str]:
+    """What follows from what a log shows and from what it lacks, of one subject or of all."""
+    shown = _shown(result)
+    for row in SAYS["told"]:
+        is_shown = shown.keys() >= set(row.get("shown", ())) and shown.keys().isdisjoint(
+            row.get("lacks", ())
+        )
+        if is_shown and about in ("", row.get("about")):
+            yield row["text"].format_map(shown)
+
+
+def _shown(result: NcclResult) -> dict[str, str]:
+    """What a log shows, by the names in ``says.toml``, with the text of some."""
+    ways = result.transports
+    inside = [way for way in ways if way.where == INSIDE]
+    near = {card for host in result.hosts if "Socket" in host.networks for card in host.cards}
+    near = set(filter(is_of_one_host, near))
+    kinds = [{link.partition("/")[0] for link in host.links} for host in result.hosts]
+    names = [each.name for each in (*result.settings, *result.remarks)]
+    is_alone = result.num_hosts == 1 and not result.has_several_hosts
+    facts: dict[str, object] = {
+        "connections": ways,
+        "inside": inside,
+        "between": len(inside) < len(ways),
+        "indirect": any(way.transport[:3] != "P2P" and not way.has_gdr for way in ways),
+        "shared memory": any(way.transport[:3] == "SHM" for way in inside),
+        "sockets inside": any(way.transport.endswith("Socket") for way in inside),
+        "peer access": any("P2P" in name or name == NcclRemark.PEER_OFF for name in names),
+        "one host": result.is_on_one_host,
+        "several hosts": result.has_several_hosts and not result.is_on_one_host,
+        "network of a host": result.networks and is_alone and not result.is_on_one_host,
+        "topology": _topology(result),
+        "assumed speed": result.card_path and result.card_path[0] == ASSUMED_GB_S,
+        "interfaces": not result.is_on_one_host and ", ".join(sorted(near)[:_NAMED_WARNINGS]),
+        "many cards": any(host.links and len(host.cards) > _MOST_CARDS for host in result.hosts),
+        "two kinds": any(len(links) > 1 for links in kinds),
+        **{remark.name: remark.value for remark in result.remarks},
+    }
+    return {name: str(fact) for name, fact in facts.items() if fact}
 
 
 def _chosen(result: NcclResult) -> str:
@@ -139,22 +166,6 @@ def _chosen(result: NcclResult) -> str:
     return f"{text}{why}. They go{over}." if is_long else f"{text}{over}{why}."
 
 
-def _no_between(result: NcclResult) -> str:
-    """That lines of several hosts show connections, but none between hosts; empty otherwise."""
-    is_lacking = result.has_several_hosts and not result.is_on_one_host
-    shown = {way.where for way in result.transports}
-    return str(SAYS["no_between"]) if is_lacking and shown == {INSIDE} else ""
-
-
-def _odd_cards(result: NcclResult) -> Iterator[str]:
-    """What to do about more cards than a host has, and about cards of two kinds."""
-    for host in result.hosts[:1]:
-        kinds = {link.partition("/")[0] for link in host.links}
-        odd = {"many": len(host.cards) > _MOST_CARDS and kinds, "mixed": len(kinds) > 1}
-        for name in filter(odd.get, odd):
-            yield str(SAYS["cards"][name]).format(host=host.host, number=len(host.cards))
-
-
 def _topology(result: NcclResult) -> str:
     """What connects GPUs and network cards in NCCL's topology; empty if it is not printed."""
     peer, card = result.peer_path, result.card_path
@@ -168,17 +179,6 @@ def _way(path: tuple[float, str]) -> str:
     if speed == ASSUMED_GB_S:
         return f" ({kind})"
     return f" at {speed:.3g} GB/s ({kind})" if kind else f" of {8 * speed:.3g} Gb/s"
-
-
-def _assumed(result: NcclResult) -> str:
-    """That the speed of a network card may not be measured."""
-    return SAYS["assumed"] if result.card_path and result.card_path[0] == ASSUMED_GB_S else ""
-
-
-def _rings(result: NcclResult) -> str:
-    """Number and speed of the rings that NCCL plans; empty if not printed, or several."""
-    plans = [remark.value for remark in result.remarks if remark.name == NcclRemark.RINGS]
-    return str(SAYS["rings"]).format(plans[0]) if len(plans) == 1 else ""
 
 
 def _plugin(result: NcclResult) -> str:
@@ -215,19 +215,9 @@ def _inside(result: NcclResult) -> str:
     return f"NCCL's graph search found no NVLink between GPUs, only PCIe ({far})."
 
 
-def _next(result: NcclResult) -> str:
-    """Where to look if GPUs of a host have no access to each other, or if all ways are direct."""
-    ways = [(way.where == INSIDE, way.transport[:3], way.has_gdr) for way in result.transports]
-    said = (each.name for each in (*result.settings, *result.remarks))
-    is_told = any("P2P" in name or name == NcclRemark.PEER_OFF for name in said)
-    is_direct = all(way == (True, "P2P", False) or way[2] for way in ways)
-    name = "detour" if (True, "SHM", False) in ways and not is_told else "direct" * is_direct
-    return str(SAYS[name]) if ways and name else ""
-
-
 def _share(result: NcclResult, where: str) -> str:
     """For example ``between nodes all connections use NET/IB with GPUDirect RDMA``."""
-    ways = [way for way in result.transports if way.where == where]
+    ways = [way for way in result.transports if way.where == where and way.num_connections]
     total = sum(way.num_connections for way in ways)
     if not total:
         return ""

@@ -23,6 +23,7 @@ from distprof.sections.nccl.rules import (
     connections,
     exposed_between_nodes,
     has_log,
+    only_on,
     said,
     setting_of,
 )
@@ -160,14 +161,16 @@ def no_gpudirect(
     if not plain or plain < limits["plain_ratio"] * total:
         return
     ways = {way.transport for way in nccl.transports if _is_rdma(way) and not way.has_gdr}
+    where = only_on(nccl, BETWEEN, lambda way: not way.has_gdr)
     level = setting_of(nccl, "NCCL_NET_GDR_LEVEL")
     because = f"; NCCL_NET_GDR_LEVEL is set to {level}" if level else ""
     yield Draft(
         headline=f"{plain:,} of {total:,} connections between nodes lack GPUDirect RDMA",
         message=(
-            f"They use {', '.join(sorted(ways))}, and every byte goes through CPU memory{because}."
+            f"They use {', '.join(sorted(ways))}{f' and lack it only{where}' if where else ''}, "
+            f"and every byte goes through CPU memory{because}."
         ),
-        fix=advice("no-gpudirect", "far") if total > plain else _fix(nccl),
+        fix=advice("no-gpudirect", "far") if total > plain and not where else _fix(nccl),
         cost_ns_per_step=exposed_between_nodes(collectives, times),
         confidence=Confidence.INFERRED,
         evidence=("nccl.transports",),
