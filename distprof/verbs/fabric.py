@@ -130,9 +130,8 @@ def _speed(curve: FabricCurve, device: str) -> str:
         if curve.num_nodes == 1 and is_linked and best.busbw_bytes_per_s < _LEAST_NVLINK:
             return reaches + _say("pcie")
     ordered = sorted(curve.points, key=lambda p: p.bytes, reverse=True)
-    if (dip := _dip(curve)) and best.bytes > dip.bytes:
-        before = max(p.busbw_bytes_per_s for p in curve.points if p.bytes < dip.bytes)
-        return reaches + _say("dips", dip=dip, before=before)
+    if dip := _dip(curve, best):
+        return reaches + _say("dips", dip=dip[0], before=dip[1])
     beyond = [*takewhile(lambda p: 2 * p.busbw_bytes_per_s < best.busbw_bytes_per_s, ordered)][::-1]
     if beyond:
         slowest = min(p.busbw_bytes_per_s for p in beyond)
@@ -149,14 +148,14 @@ def _speed(curve: FabricCurve, device: str) -> str:
     return f"{reaches}{half}."
 
 
-def _dip(curve: FabricCurve) -> FabricPoint | None:
-    """The first size that is much slower than a smaller one near the best; None without any."""
-    most = max(p.busbw_bytes_per_s for p in curve.points)
-    best = 0.0
+def _dip(curve: FabricCurve, best: FabricPoint) -> tuple[FabricPoint, float] | None:
+    """A size between a smaller one, whose speed follows, and the best that is much slower."""
+    before = 0.0
     for each in sorted(curve.points, key=lambda p: p.bytes):
-        if each.busbw_bytes_per_s < _LESS * best and best > _MUCH * most:
-            return each
-        best = max(best, each.busbw_bytes_per_s)
+        is_slow = each.busbw_bytes_per_s < _LESS * before and each.bytes > _SMALL_BYTES
+        if is_slow and before > _MUCH * best.busbw_bytes_per_s:
+            return (each, before) if each.bytes < best.bytes else None
+        before = max(before, each.busbw_bytes_per_s)
     return None
 
 

@@ -191,6 +191,7 @@ class Assembler:
     ) -> NcclLog:
         """The log of files, each with the processes that it names first, after the last message."""
         self._empty_all()
+        facts = self._facts
         communicators, edges = self._communicators.result()
         ranks = {**self._communicators.world_ranks(communicators), **self._ranks_of_files}
         if left := self._counts["left"] + self._communicators.num_left:
@@ -202,14 +203,14 @@ class Assembler:
                 NcclProcess(host=_text(host), pid=pid, rank=ranks.get(index))
                 for (host, pid), index in self._processes.items()
             ),
-            versions=_sorted(self._facts["versions"].get("", {})),
-            settings=_sorted_all(self._facts["settings"]),
+            versions=_sorted(facts["versions"].get("", {})),
+            settings={name: _sorted(of) for name, of in sorted(facts["settings"].items())},
             communicators=communicators,
             edges=edges,
             cards=self._all_cards(),
             missing_networks=_sorted(self._missing),
-            networks=_sorted(self._facts["networks"].get("") or self._listed()),
-            remarks=_sorted_all(self._facts["remarks"]),
+            networks=_sorted(facts["networks"].get("") or self._listed()),
+            remarks={name: _sorted(of) for name, of in sorted(facts["remarks"].items())},
             links=tuple(sorted(self._links)),
             peer_path=self._peer_path,
             card_path=self._card_path,
@@ -358,12 +359,6 @@ def _about(text: str) -> str:
 
 def _sorted(values: Mapping[str, set[int]]) -> dict[str, tuple[int, ...]]:
     return {value: tuple(sorted(p for p in who if p >= 0)) for value, who in sorted(values.items())}
-
-
-def _sorted_all(
-    named: Mapping[str, Mapping[str, set[int]]],
-) -> dict[str, dict[str, tuple[int, ...]]]:
-    return {name: _sorted(values) for name, values in sorted(named.items())}
 
 
 def _text(raw: bytes) -> str:

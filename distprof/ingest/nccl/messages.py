@@ -26,14 +26,10 @@ CUT = Marker("cut")
 
 
 class Fact(msgspec.Struct, frozen=True):
-    """What a process says of itself, and the network in use if the message names it.
+    """What a process says of itself, and the network in use if the message names it."""
 
-    ``versions`` and ``networks`` have no name, ``settings`` that of the variable, ``remarks`` one
-    of :class:`~distprof.terms.NcclRemark`, such as what NCCL can or cannot use.
-    """
-
-    of: str
-    name: str
+    of: str  # ``versions``, ``networks``, ``settings`` or ``remarks``.
+    name: str  # Of a variable, or a :class:`~distprof.terms.NcclRemark`.
     value: str
     network: str = ""
 
@@ -139,14 +135,12 @@ _LINE_BUFFER = 900
 _ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 _GDR = {"Enabled": NcclRemark.GDR_ON, "Disabled": NcclRemark.GDR_OFF}
 _LINKS = {"NVLINK ": "NVLink", "": "PCIe"}
-_BORDER = " │┃║"
-"""What a terminal that is split into panes draws after a line."""
 _PROTOCOLS = ("LL", "LL128", "SIMPLE")
 
 
 def parse(text: str) -> Event:
     """The event of a text after ``NCCL INFO``, or from ``NCCL version`` on."""
-    text = text.rstrip(_BORDER)
+    text = text.rstrip(" │┃║")  # of a terminal that is split into panes
     for begin, how in _READERS:
         if begin in text:
             event = how(text)

@@ -49,6 +49,11 @@ class NcclTransport(Record, frozen=True, kw_only=True):
     num_processes: int  # Processes that print it.
     hosts: tuple[str, ...] = ()  # Their hosts.
 
+    @property
+    def is_rdma(self) -> bool:
+        """Whether network cards move the data without the operating system."""
+        return self.transport.startswith("NET/") and not self.transport.endswith("Socket")
+
 
 class NcclHost(Record, frozen=True, kw_only=True):
     """A host: its processes and network cards."""

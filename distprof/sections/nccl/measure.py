@@ -165,34 +165,29 @@ class _Places:
 
 
 def _transports(log: NcclLog, places: _Places) -> tuple[NcclTransport, ...]:
-    lines: dict[tuple[str, str, bool], int] = defaultdict(int)
     ends: dict[tuple[str, str, bool], Counter[_End]] = defaultdict(Counter)
     writers: dict[tuple[str, str, bool], set[int]] = defaultdict(set)
     for edge in log.edges:
         key = (places.where(edge), edge.transport, edge.has_gdr)
-        lines[key] += edge.num_lines
         ends[key][edge.communicator, edge.source, edge.target, edge.direction] += edge.num_lines
-        if edge.process is not None:
-            writers[key].add(edge.process)
-    whole = {key: _connected(ends[key]) for key in lines}
-    for place, transport, _ in [key for key in lines if key[2]]:
+        writers[key] |= set() if edge.process is None else {edge.process}
+    made = []
+    for key, own in ends.items():
         # One end may read GPU memory, and the other may not: that one counts
-        both = ends[place, transport, True] + ends.get((place, transport, False), Counter())
-        less = whole.get((place, transport, False), Counter())
-        whole[place, transport, True] = _connected(both) - less
-    return tuple(
-        NcclTransport(
-            where=key[0],
-            transport=key[1],
-            has_gdr=key[2],
-            num_lines=lines[key],
-            num_connections=sum(whole[key].values()),
-            num_pairs=len(_connected(ends[key])),
-            num_processes=len(writers[key]),
-            hosts=places.hosts(writers[key]),
+        plain = ends.get((*key[:2], False), Counter()) if key[2] else Counter()
+        made.append(
+            NcclTransport(
+                where=key[0],
+                transport=key[1],
+                has_gdr=key[2],
+                num_lines=own.total(),
+                num_connections=(_connected(own + plain) - _connected(plain)).total(),
+                num_pairs=len(_connected(own)),
+                num_processes=len(writers[key]),
+                hosts=places.hosts(writers[key]),
+            )
         )
-        for key in sorted(lines, key=lambda key: (key[0], -lines[key], key))
-    )
+    return tuple(sorted(made, key=lambda w: (w.where, -w.num_lines, w.transport, w.has_gdr)))
 
 
 def _connected(ends: Counter[_End]) -> Counter[_End]:

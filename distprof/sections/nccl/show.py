@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 
 _NAMED_WARNINGS = 3
-_FAST_PATHS = {"NVL", "NVB", "C2C", "XGMI", "LOC"}
+_FAST_PATHS = {"NVL", "NVB", "C2C", "XGMI"}
+_SLOW_PATHS = ("SYS", "PHB", "PXB", "PIX")
 _MOST_CARDS = 20
 """Cards of a host, without virtual functions."""
 _MANY = 0.1
@@ -50,13 +51,10 @@ def nccl_verdict(report: Report) -> VerdictText:
     line = _line(result)
     why = (
         result.tested,
-        _inside(result),
-        "" if result.transports else _far(result),
         _plugin(result),
         *told(result),
         _init(result),
         _warnings(result),
-        _unrecognised(result),
         *(() if result.tested else report.ending.alternatives),
     )
     return line, tuple(sentence for sentence in why if sentence and sentence not in line)
@@ -105,16 +103,15 @@ def _line(result: NcclResult) -> str:
     if topology := _topology(result):
         return f"{_chosen(result)} {topology}".lstrip()
     known = _chosen(result) or _plugin(result) or _warnings(result)
-    return f"{known} {_inside(result) or next(told(result))}".lstrip()
+    return f"{known} {next(told(result))}".lstrip()
 
 
 def told(result: NcclResult, about: str = "") -> Iterator[str]:
     """What follows from what a log shows and from what it lacks, of one subject or of all."""
     shown = _shown(result)
     for row in SAYS["told"]:
-        is_shown = shown.keys() >= set(row.get("shown", ())) and shown.keys().isdisjoint(
-            row.get("lacks", ())
-        )
+        needed, refused = set(row.get("shown", ())), set(row.get("lacks", ()))
+        is_shown = needed <= shown.keys() and not refused & shown.keys()
         if is_shown and about in ("", row.get("about")):
             yield row["text"].format_map(shown)
 
@@ -128,6 +125,9 @@ def _shown(result: NcclResult) -> dict[str, str]:
     kinds = [{link.partition("/")[0] for link in host.links} for host in result.hosts]
     names = [each.name for each in (*result.settings, *result.remarks)]
     is_alone = result.num_hosts == 1 and not result.has_several_hosts
+    paths = set(result.paths) - {"LOC"}
+    is_linked = paths <= _FAST_PATHS
+    slow = [path for path in _SLOW_PATHS if path in paths] or sorted(paths)
     facts: dict[str, object] = {
         "connections": ways,
         "inside": inside,
@@ -140,6 +140,11 @@ def _shown(result: NcclResult) -> dict[str, str]:
         "several hosts": result.has_several_hosts and not result.is_on_one_host,
         "network of a host": result.networks and is_alone and not result.is_on_one_host,
         "topology": _topology(result),
+        "linked GPUs": is_linked and " and ".join(sorted(paths)),
+        "GPUs on PCIe": not paths & _FAST_PATHS and "".join(slow[:1]),
+        "far card": result.card_path and SAYS["beyond"].get(result.card_path[1]),
+        "far peer": result.peer_path and SAYS["beyond"].get(result.peer_path[1]),
+        "unknown": result.num_unknown and f"{result.num_unknown:,} of {result.num_texts:,}",
         "assumed speed": result.card_path and result.card_path[0] == ASSUMED_GB_S,
         "interfaces": not result.is_on_one_host and ", ".join(sorted(near)[:_NAMED_WARNINGS]),
         "many cards": any(host.links and len(host.cards) > _MOST_CARDS for host in result.hosts),
@@ -193,28 +198,6 @@ def _plugin(result: NcclResult) -> str:
     return f"NCCL loads {name}{f' ({more})' if more else ''}{', which fails' * has_failed}."
 
 
-def _far(result: NcclResult) -> str:
-    """What to do about paths that lead through the CPU."""
-    for to, path in (("card", result.card_path), ("peer", result.peer_path)):
-        if path and path[1] in SAYS["beyond"]:
-            return f"{SAYS['beyond'][path[1]]}{SAYS['beyond'][to]}"
-    return ""
-
-
-def _inside(result: NcclResult) -> str:
-    """How GPUs of a host reach each other in the graph search, if no connection is logged."""
-    paths = set(result.paths)
-    if result.transports or not paths - {"LOC"}:
-        return ""
-    if paths <= _FAST_PATHS:
-        kinds = " and ".join(sorted(paths - {"LOC"}))
-        return f"NCCL's graph search connects the GPUs of a host over links ({kinds}), not PCIe."
-    if paths & _FAST_PATHS:
-        return ""
-    far = next(path for path in ("SYS", "PHB", "PXB", "PIX", *sorted(paths)) if path in paths)
-    return f"NCCL's graph search found no NVLink between GPUs, only PCIe ({far})."
-
-
 def _share(result: NcclResult, where: str) -> str:
     """For example ``between nodes all connections use NET/IB with GPUDirect RDMA``."""
     ways = [way for way in result.transports if way.where == where and way.num_connections]
@@ -228,8 +211,7 @@ def _share(result: NcclResult, where: str) -> str:
     if first is slow:
         others = f", the others use {transport_name(most)}" if most is not slow else ""
         return f"{where} {share} connections go through CPU memory ({slow.transport}){others}"
-    is_rdma = most.transport.startswith("NET/") and not most.transport.endswith("Socket")
-    without = where == BETWEEN and is_rdma and not most.has_gdr
+    without = where == BETWEEN and most.is_rdma and not most.has_gdr
     note = ", without GPUDirect RDMA" if without else ""
     return f"{where} {share} connections use {transport_name(most)}{note}"
 
@@ -252,11 +234,6 @@ def _warnings(result: NcclResult) -> str:
     times = "once" if number == 1 else f"{number:,} times"
     texts = "; ".join(warning.text.rstrip(".!") for warning in problems[:_NAMED_WARNINGS])
     return f"NCCL warns {times}: {texts}."
-
-
-def _unrecognised(result: NcclResult) -> str:
-    some = f"{result.num_unknown:,} of {result.num_texts:,}"
-    return f"distprof does not recognise {some} NCCL messages." if result.num_unknown else ""
 
 
 # Tables ----------------------------------------------------------------

@@ -9,7 +9,7 @@ from distprof.sections.collectives import CollectivesResult
 from distprof.sections.nccl import NO_LOG, NcclResult, NcclSetting, NcclTransport
 from distprof.sections.shares import StepTimes
 
-_NAMED_HOSTS = 4
+_MOST_HOSTS = 3
 
 
 def has_log(nccl: NcclResult) -> bool:
@@ -48,7 +48,7 @@ def only_on(nccl: NcclResult, where: str, wanted: Callable[[NcclTransport], bool
     chosen = {host for way in ways if wanted(way) for host in way.hosts}
     others = {host for way in ways if not wanted(way) for host in way.hosts}
     is_apart = chosen and others and not chosen & others
-    return f" on {', '.join(sorted(chosen)[:_NAMED_HOSTS])}" if is_apart else ""
+    return f" on {', '.join(sorted(chosen)[:_MOST_HOSTS])}" if is_apart else ""
 
 
 def said(nccl: NcclResult, name: str) -> tuple[NcclSetting, ...]:
