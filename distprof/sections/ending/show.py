@@ -93,14 +93,8 @@ def ending_verdict(report: Report) -> VerdictText:
     if report.nccl.num_texts:  # it is on
         steps = tuple(step for step in steps if not step.endswith("how far NCCL comes."))
     trained = training_verdict(report) if has_steps and result.cause == "complaint" else None
-    until = (f"Until then: {trained[0]}",) if trained else ()
-    return result.verdict, (
-        *until,
-        known_network(report),
-        *result.why,
-        *result.alternatives,
-        *steps,
-    )
+    until = (f"Until then: {trained[0]}" if trained else "", known_network(report))
+    return result.verdict, (*until, *result.why, *result.alternatives, *steps)
 
 
 def ending_origin(report: Report) -> str:
