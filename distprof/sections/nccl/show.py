@@ -65,8 +65,8 @@ def known_network(report: Report) -> str:
     result, ending = report.nccl, report.ending
     is_near = ending.state == STUCK or ending.cause in SAYS["shown_with"]
     line = _line(result) if result.transports or _topology(result) else _chosen(result)
-    more = " ".join(told(result, "cards"))
-    return f"NCCL's lines: {line} {more}".rstrip() if is_near and line else ""
+    said = " ".join([line, *told(result, "hardware")]).strip()
+    return f"NCCL's lines: {said}" if is_near and said else ""
 
 
 def _is_alone(report: Report) -> bool:
@@ -122,7 +122,6 @@ def _shown(result: NcclResult) -> dict[str, str]:
     inside = [way for way in ways if way.where == INSIDE]
     near = {card for host in result.hosts if "Socket" in host.networks for card in host.cards}
     near = set(filter(is_of_one_host, near))
-    kinds = [{link.partition("/")[0] for link in host.links} for host in result.hosts]
     names = [each.name for each in (*result.settings, *result.remarks)]
     is_alone = result.num_hosts == 1 and not result.has_several_hosts
     paths = set(result.paths) - {"LOC"}
@@ -148,7 +147,7 @@ def _shown(result: NcclResult) -> dict[str, str]:
         "assumed speed": result.card_path and result.card_path[0] == ASSUMED_GB_S,
         "interfaces": not result.is_on_one_host and ", ".join(sorted(near)[:_NAMED_WARNINGS]),
         "many cards": any(host.links and len(host.cards) > _MOST_CARDS for host in result.hosts),
-        "two kinds": any(len(links) > 1 for links in kinds),
+        "two kinds": any({"IB", "RoCE"} <= {*"/".join(h.links).split("/")} for h in result.hosts),
         **{remark.name: remark.value for remark in result.remarks},
     }
     return {name: str(fact) for name, fact in facts.items() if fact}
@@ -209,7 +208,8 @@ def _share(result: NcclResult, where: str) -> str:
     first = slow if slow and slow.num_connections >= _MANY * total else most
     share = "all" if len(ways) == 1 else f"{format_ratio(first.num_connections / total)} of the"
     if first is slow:
-        others = f", the others use {transport_name(most)}" if most is not slow else ""
+        rest = "the others" if len(ways) == 2 else format_ratio(most.num_connections / total)
+        others = f", {rest} use {transport_name(most)}" if most is not slow else ""
         return f"{where} {share} connections go through CPU memory ({slow.transport}){others}"
     without = where == BETWEEN and most.is_rdma and not most.has_gdr
     note = ", without GPUDirect RDMA" if without else ""
