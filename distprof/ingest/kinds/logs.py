@@ -229,7 +229,7 @@ def fits_nccl_settings(source: str) -> bool:
 
     other = foreign_format("", start)  # what was measured says more than how it was started
     restricts = any(map(_HOW["restricting"].fullmatch, map("=".join, _settings(start).items())))
-    rates = ("{got}", "{tool}", "a bandwidth of")
+    rates = ("{got}", "{tool}", "a bandwidth of", "output of nccl-tests, cut")
     is_told = other and not restricts and other.name.startswith(rates)
     return other is None or not (is_told or other.fix.startswith("distprof fabric "))
 

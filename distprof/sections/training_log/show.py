@@ -11,7 +11,7 @@ from distprof.bounds import table_beside
 from distprof.escape import MAX_HEADLINE
 from distprof.ingest.training_logs.grammar import AGAIN, OF_THE_JOB, RUN, TYPED, USE
 from distprof.sections.base import VerdictText
-from distprof.sections.nccl.show import jobs_fact, nccl_verdict
+from distprof.sections.nccl.show import jobs_fact, nccl_verdict, told
 from distprof.sections.parts import is_recorded
 from distprof.sections.summaries.show import scaling_lines
 from distprof.sections.table import Bar, Column, TableView, counted, facts_table, rows_table
@@ -67,7 +67,7 @@ def training_verdict(report: Report) -> VerdictText:
         *undecided,
         *(_waiting(log), _reducing(log), _advice(log), _input_sentence(log), slower_sentence(log)),
         *(_slow_sentence(log), f"Throughput: {rates}." if (rates := rate_text(log)) else ""),
-        *(nccl_line, _left_out(log)),
+        *(nccl_line, *(told(report.nccl, "connections") if nccl_line else ()), _left_out(log)),
         *(note for note in log.unavailable if note.startswith(_TOLD[: -1 if is_short else None])),
     )
     reasons = tuple(dict.fromkeys(each for each in why if each and each not in line))
