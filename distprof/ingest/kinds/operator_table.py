@@ -160,7 +160,9 @@ def _listed(source: str, text: str, header: re.Match[str], layout: _Layout) -> O
             device_ns=own * are_kernels,
         )
     if not 0 < len(found) <= MAX_ROWS:
-        _refuse(source, f"{len(found):,} readable rows")
+        what = layout.program.partition(",")[0]
+        listed = f"the header of {what}, and {len(found):,} readable rows below it"
+        refusing("a table with its rows", "keep the rows below the header")(source, listed)
     total = _scaled(printed[1], 1e9) if printed else None if are_kernels else whole.ns
     longest = max(one.cpu_ns for one in found.values()) if layout.is_tree else 0
     cpu_ns = sections[0][1] if sections else total or longest or total

@@ -511,6 +511,9 @@ def _labels(row: Sequence[str], *, is_turned: bool) -> tuple[str, dict[int, str]
     if len(known) > 1 and all(map(is_count, known.values())):
         return of, known
     sides = {at: name for at, name in enumerate(map(_side, row)) if name}
+    timed = [at for at, one in enumerate(row) if _head_kind(one)]
+    if len(timed) > 1 == sum(at not in sides for at in timed):  # its head has no more than others
+        sides |= {at: row[at] for at in timed if at not in sides}
     if not is_turned or _PATTERNS["head_of_ways"].search(head):
         known = {at: one for at, one in (known | sides).items() if at or not is_turned}
     are_ways = all(is_way(one) or is_count(one) for one in known.values())
@@ -782,6 +785,8 @@ def _said_in(line: str, title: str) -> Iterator[_Said]:
     is_contrasted = any(map(_PATTERNS["contrast"].search, texts[1:-1]))
     is_contrasted |= _PATTERNS["contrast"].match(line.lstrip()) is not None
     above = _name_before(title)
+    if _PATTERNS["way"].match(title.strip(_MARKS)):
+        above = title.strip(_MARKS)
     named = [
         [
             _Said(name, above, text, value.kind, value.per_s, is_contrasted)
@@ -811,6 +816,7 @@ def _speed(cell: str, *says: str) -> tuple[str, float] | None:
 def _sides(rows: Iterable[_Row], *of: str) -> ScalingTable | None:
     """The median share that each of several ways has of the speed of the fastest."""
     ways = [row for row in rows if row.of in of]
+    ways = [row for row in ways if not _PATTERNS["part"].search(row.name)] or ways
     if not ways:
         return None
     names, kind = mode((row.names, row.kind) for row in ways)

@@ -658,6 +658,9 @@ def _operators(result: OperatorTableResult) -> list[str]:
     if first is None:
         return [*_of_step(result), *lead, *_cpu_rows(result), *steps]
     chip = _chip(result)
+    if len(result.rows) < _FEWEST_ROWS and not result.has_device_total:
+        longest = _longest(result.rows, "self_device_ns")
+        return [*lead, f"{_TABLE['say']['few rows']} Most {chip} time: {longest}.", *steps]
     listed = sum(part.ratio for part in result.parts if part.num_calls is not None)
     shown = _shown_of_cpu(result)
     if shown < MIN_LISTED_RATIO or listed < MIN_LISTED_RATIO:
