@@ -377,7 +377,8 @@ _SHORT = 4_000
 """Characters of a text in which two numbers of GPUs make a comparison; a longer one needs three."""
 _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight")
 _TIMES = {"half": 0.5, "twice": 2, "double": 2, "two": 2, "three": 3, "triple": 3, "four": 4}
-_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0,
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3,
+            "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0,
             "秒": 1.0, "分": 60.0, "小": 3600.0, "天": 86400.0}  # fmt: skip
 _CONTRASTS = ("of_chip", "of_mode", "of_precision", "of_way", "of_change")
 _MOST_WORDS = 7  # Of a name in a sentence
@@ -410,7 +411,7 @@ def _values(line: str) -> Iterator[_Value]:
     is_of_step = _PATTERNS["of_iterations"].search(line) and not is_of_epoch
     for found in _PATTERNS["value"].finditer(line):
         seconds = sum(
-            (_typed(number) or 0.0) * _SECONDS["ms" if unit == "ms" else unit[0]]
+            (_typed(number) or 0.0) * _SECONDS[unit if unit in _SECONDS else unit[0]]
             for number, unit in _PATTERNS["duration"].findall((found["time"] or "").lower())
         )
         seconds = seconds or float(found["bare"] or found["seconds"] or 0)
@@ -532,6 +533,7 @@ class _Row(NamedTuple):
 
 def _table_rows(lines: Iterable[str]) -> Iterator[_Row]:
     """Speeds in tables with a column or a row for each number of GPUs, or way to train."""
+    unit = next(filter(_PATTERNS["times_are"].match, lines := [*lines]), "")
     for (above, table), is_turned in product(_tables(lines), (False, True)):
         of, names, heads, batches = "", dict[int, str](), list[str](), dict[int, float]()
         for row in map(list, zip(*table, strict=True)) if is_turned else table:
@@ -543,7 +545,8 @@ def _table_rows(lines: Iterable[str]) -> Iterator[_Row]:
                 batches = {at: _typed(row[at]) or 1.0 for at in names}
             elif names:
                 name = ", ".join(filter(None, row[: min(names)]))
-                says = (name,) if _PATTERNS["no_side"].search(name) else (name, heads[0], above)
+                says: tuple[str, ...] = (name, unit)
+                says += (heads[0], above) * (not _PATTERNS["no_side"].search(name))
                 speeds: dict[str, tuple[str, float]] = {}
                 for at, one in names.items():
                     if speed := _speed(row[at], heads[at], *says):

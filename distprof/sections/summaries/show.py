@@ -554,7 +554,9 @@ def _cpu_rows(result: OperatorTableResult) -> list[str]:
     is_own = any(row.self_cpu_ns for row in result.rows)
     what, field = "CPU", "self_cpu_ns" if is_own else "cpu_ns"
     on_gpu, on_cpu = (sum(getattr(r, f"{p}_ns") for r in result.rows) for p in ("device", "cpu"))
-    if on_gpu > _LITTLE * on_cpu and not _is_nothing(result):
+    longest = max(max(row.cpu_ns, row.device_ns) for row in result.rows)
+    is_known = result.self_device_ns or longest >= _LITTLE * (result.self_cpu_ns or 0)
+    if on_gpu > _LITTLE * on_cpu and is_known:
         what, field = "GPU", "device_ns"
         lacks = "The table has only GPU times that include what an operator calls."
     rows = sorted(result.rows, key=lambda row: -getattr(row, field))
@@ -578,12 +580,6 @@ def _cpu_rows(result: OperatorTableResult) -> list[str]:
     if not named:
         lacks = "What takes the time is not decided, because all rows show 0: keep the first ones."
     return [*known, f"{lacks} Most {what} time: {named}." if named else lacks]
-
-
-def _is_nothing(result: OperatorTableResult) -> bool:
-    """Whether no row has a notable share of the CPU's time, and none is known of the GPU's."""
-    longest = max(max(row.cpu_ns, row.device_ns) for row in result.rows)
-    return not result.self_device_ns and longest < _LITTLE * (result.self_cpu_ns or 0)
 
 
 def _with_calls(rows: list[TableRow], field: str, what: str) -> list[str]:
