@@ -671,14 +671,16 @@ def _most(result: OperatorTableResult, first: TablePart) -> list[str]:
     """What takes the device most: a row, or kernels that do the same."""
     chip, whole, spent = _chip(result), result.self_device_ns or 0, first.device_ns
     top = next((row for row in result.rows if row.kind == first.kind), result.rows[0])
-    each = format_duration(top.self_device_ns)
-    if first.kind in (*_TABLE["kernel"], "computation") and 2 * top.self_device_ns >= whole:
+    is_most, is_named = 2 * top.self_device_ns >= whole, first.kind in _TABLE["kernel"]
+    if (is_most and is_named) or first.kind == "computation":  # of names that say nothing
         spent = top.self_device_ns
-        share = f"{_share(spent, whole)}{_described(top, spent)}"
-        return [_say("most", name=_named(top), chip=chip, share=share), *_of_top(top)]
+        kind, share = "most" if is_most else "longest shown", _share(spent, whole)
+        said = _say(kind, name=_named(top), chip=chip, share=share + _described(top, spent))
+        return [said, *_of_top(top)]
     is_part = len(result.rows) > 1 and spent > top.self_device_ns >= MIN_WORK_RATIO * whole
-    share = _share(spent, whole) + f", of which {_named(top)} takes {each}" * is_part
+    each = f", of which {_named(top)} takes {format_duration(top.self_device_ns)}" * is_part
     most = "Most" if 2 * spent >= whole else "The largest part"
+    share = _share(spent, whole) + each
     said = _say("most of a kind", most=most, name=first.kind, chip=chip, share=share)
     return [said, *_of_top(top)]
 
