@@ -246,11 +246,14 @@ def slow_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]:
 
     ## Evidence needed
     A log of the training program (`distprof analyze train.log`, or `--with train.log`) with a time
-    for every single iteration, or for every n-th. Logs that average many iterations hide slow ones.
+    for every single iteration, or for every n-th. Logs that average many iterations hide slow ones,
+    unless they print single ones next to means, or the times of lines show more than they print.
 
     ## How the cost is computed
     Iterations count as slow from 1.2 times the median of their neighbours (about a hundred
-    iterations). The cost is their time above that median, divided by the number of all iterations.
+    iterations). The cost is their time above that median, divided by the number of all iterations;
+    of slow ones that are not printed, the mean time of all, less the printed one and longer waits
+    for input.
 
     ## How to fix
     If they are periodic, find what the program does at that period (checkpoints, evaluation,
@@ -265,9 +268,22 @@ def slow_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]:
     ## Sources
     Formula sheet, "Measured from traces" (straggler).
     """
-    if not log.num_slow or not log.slow_excess_ns or not log.mean_ns:
+    if not log.slow_excess_ns or not log.mean_ns:
         return
     share = log.slow_excess_ns / log.mean_ns
+    if not log.num_slow:
+        printed = format_duration(log.mean_ns - log.slow_excess_ns)
+        yield Draft(
+            headline=f"{format_ratio(share)} of the time passes outside of the printed iterations",
+            message=(
+                f"Printed times and waiting for input explain {printed} of the "
+                f"{format_duration(log.mean_ns)} that an iteration takes on average."
+            ),
+            fix=advice("slow-iterations", "unprinted"),
+            cost_ns_per_step=log.slow_excess_ns,
+            evidence=("training_log.slow_excess_ns",),
+        )
+        return
     recur = log.num_slow >= MIN_RECURRING or log.slow_period
     if share <= limits["excess_ratio" if recur else "few_ratio"]:
         return
@@ -387,7 +403,7 @@ def slower_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]
     ## How to fix
     Look at what changed at that iteration: a restart on other nodes, a GPU that began to throttle,
     a neighbour on the network or the file system, longer sequences, a cache that filled up. If
-    iterations get longer little by little, look for growing state: fragmented memory, lists that
+    iterations get longer and longer, look for growing state: fragmented memory, lists that
     keep tensors, logs, a data set read from ever slower storage.
 
     ## When it is wrong
@@ -403,11 +419,12 @@ def slower_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]
     times = f"{slow.duration_ns / max(slow.usual_ns, 1):.2f} times"
     now, usual = format_duration(slow.duration_ns), format_duration(slow.usual_ns)
     kind = "at-once" if slow.last_iteration is None else "for-a-time"
-    headline = f"Iterations take {times} as long {slow.when}"
+    those = f"{log.unit.capitalize()}s"
+    headline = f"{those} take {times} as long {slow.when(log.unit)}"
     message = f"They take {now}, the others {usual}."
     if slow.is_gradual:
         kind, message = "gradual", f"They take {usual} at first and {now} later."
-        headline = f"Iterations get longer little by little, to {times} the first"
+        headline = f"{those} get longer and longer, to {times} the first"
     yield Draft(
         headline=headline,
         message=message,
