@@ -209,13 +209,11 @@ LEAST_EVALUATION = 0.1
 IMPOSSIBLE = 1.5
 """Ratio of a printed time to all time since the last report from which it is wrong."""
 
-_FEWEST_TICKS, FEWEST_TIMED, _EVEN = 2, 3, 0.03
-"""Ticks of the clock of lines between two of them, reports whose printed times are compared with
-it, and relative difference of a ratio that is a whole number."""
-
 _TINY = 0.05
 """Share of the peak below which batches or waits matter more than kernels."""
 
+_FEWEST_TICKS, _FEWEST_TIMED = 2, 3  # Ticks of the clock between two lines, and pairs of them
+_EVEN = 0.03  # Relative difference of a ratio that is a whole number
 TYPED, RUN, AGAIN = "timed phases", "Run number ", "Iteration numbers start again"
 """Beginning of the name of a log that someone typed, and of notes on several runs in a text."""
 
@@ -358,7 +356,7 @@ def _compared_with_the_clock(
     if not ticks or (is_known and ratio < IMPOSSIBLE):
         return rows, timers, None
     if ratio >= IMPOSSIBLE:
-        is_even = len(ratios) >= FEWEST_TIMED and min(ratios) > ratio / IMPOSSIBLE
+        is_even = len(ratios) >= _FEWEST_TIMED and min(ratios) > ratio / IMPOSSIBLE
         is_multiple = is_even and abs(ratio - round(ratio)) < _EVEN * ratio
         if is_multiple or not is_even:
             notes += [NOTES["multiple"].format(round(ratio))] * int(is_multiple)

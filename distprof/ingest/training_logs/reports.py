@@ -200,14 +200,14 @@ class ReportGrammar(Grammar):
             self.notes.append(NOTES["of_a_batch"])
 
     def _separate(self) -> None:
-        """Use means between reports instead of single iterations, if others lie between."""
+        """Use means between reports instead of single iterations, if others are between."""
         ranks = [(one, other) for one, other in pairwise(self._means) if one.rank == other.rank]
         is_each = ranks and median(other.num - one.num for one, other in ranks) == 1
-        if is_each and any(
-            self.rows[one.row].duration_ns != s_to_ns(one.seconds["s"]) for one in self._means
-        ):
+        printed = [self.rows[one.row].duration_ns for one in self._means]
+        if is_each and printed != [s_to_ns(one.seconds["s"]) for one in self._means]:
             return
-        parts = _between(self._means)
+        from_one = [one._replace(num=one.num - 1) for one in self._means]
+        parts = _between(self._means) or (_between(from_one) if from_one[0].num else [])
         if len(parts) > 1:
             self._find_stalls(parts[1:])
         else:  # the digits do not suffice, or these are means of something else
@@ -215,27 +215,21 @@ class ReportGrammar(Grammar):
             self.notes.append(NOTES["since_start"])
         for one in self._means:
             self.rows[one.row] = self.rows[one.row]._replace(duration_ns=None)
-        names = {name for one in parts for name in one.seconds} - {"s"}
-        self.timers |= {name: TimerValues() for name in sorted(names)}
+        self.timers |= {name: TimerValues() for name in parts[0].seconds if name != "s"}
         for one in parts:
             ns = {name: s_to_ns(max(each, 0.0)) or 0 for name, each in one.seconds.items()}
-            whole = self.rows[one.row]._replace(duration_ns=ns.pop("s"), span=round(one.num))
+            whole = self.rows[one.row]._replace(duration_ns=ns.pop("s"), span=whole_number(one.num))
             self.rows[one.row] = whole
             for name, each in ns.items():
-                self._add_timer(self.timers[name], one.row, each)
+                self._add_timer(self.timers.setdefault(name, TimerValues()), one.row, each)
 
     def _find_stalls(self, parts: Sequence[_Means]) -> None:
-        """Time per iteration that the single ones that are printed do not have, without input."""
-        count = sum(one.num for one in parts)
+        """Time per iteration that neither printed single ones nor waits for input explain."""
         single = sorted(self.rows[one.row].duration_ns or 0 for one in self._means)
-        mean = sum(one.num * one.seconds["s"] for one in parts) / count * NS_PER_S
-        excess = mean - median(single)
-        for name in parts[0].seconds.keys() & self.timers.keys():
-            if name.startswith("data"):
-                waits = sum(one.num * one.seconds.get(name, 0.0) for one in parts) / count
-                excess -= max(waits * NS_PER_S - median(self.timers[name].ns), 0.0)
-        if len(single) > _FEWEST_PARTS and single[-2] < mean and excess > mean / 2:
-            self.unprinted_ns = round(excess)
+        known = (one.num * (one.seconds["s"] - one.seconds.get("data", 0.0)) for one in parts)
+        mean = sum(known) / sum(one.num for one in parts) * NS_PER_S
+        if len(single) > _FEWEST_PARTS and max(single[-2], 2 * median(single)) < mean:
+            self.unprinted_ns = round(mean - median(single))
 
     def _take_report(self, wording: Wording, record: bytes, line: re.Match[bytes]) -> None:
         values = _values(wording.fields, record) | {
@@ -277,8 +271,8 @@ class ReportGrammar(Grammar):
             self.notes.append(wording.note)
         self._is_rate_alone = ns is None and self._is_rate_alone is None
         self.add(Row._make((number, ns, span, *map(values.get, RATES), rank, stamp)))
-        if means := _values(wording.means, record):
-            count = values.get("iteration", 0.0) + 1  # as programs count from 0
+        if "s" in (means := _values(wording.means, record)):
+            count = values.get("iteration", 0.0) + 1  # as most programs count from 0
             self._means.append(_Means(len(self.rows) - 1, rank, count, means))
         if not (wording.timers or wording.sums):
             return

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import msgspec
 
 from distprof.artefacts.record import Record
 from distprof.artefacts.summary_file import Fingerprint
+from distprof.bounds import table_beside
 from distprof.rules.base import Finding, NotChecked
 from distprof.sections.base import Result
 from distprof.terms import Subject
@@ -15,17 +17,7 @@ from distprof.verbs import Displayed
 
 Mode = Literal["weak", "strong"]
 
-CAUSES = {
-    "exposed_transfer_ns": "exposed transfer",
-    "exposed_wait_ns": "imbalance and stragglers",
-    "bubble_ns": "pipeline bubble",
-    "unsplit_comm_ns": "exposed communication, not split",
-    "host_ns": "host",
-    "input_ns": "input",
-    "copy_ns": "copies",
-    "computation_ns": "computation grew",
-    "other_ns": "other",
-}
+CAUSES: Mapping[str, str] = table_beside(__package__, "show.toml")["cause"]
 """Causes of a loss by part of the step, in the order of display."""
 
 

@@ -27,18 +27,7 @@ _TABLE = table_beside(__package__, "show.toml")
 LAWS = {"amdahl": "Amdahl", "gustafson": "Gustafson", "usl": "USL"}
 """Short names of the laws."""
 _PARAMETERS = {"serial": "s", "sigma": "σ", "kappa": "κ"}
-
-_GLYPHS = {
-    "exposed transfer": "▓",
-    "imbalance and stragglers": "▒",
-    "pipeline bubble": "▞",
-    "exposed communication, not split": "▓",
-    "host": "░",
-    "input": "·",
-    "copies": "▚",
-    "computation grew": "█",
-    "other": "-",
-}
+_GLYPHS = _TABLE["glyph"]
 
 _MOST_SIZES = 6
 _WIDEST = 4.0  # maximum ratio of the ends of an interval: two repeats give wider ones

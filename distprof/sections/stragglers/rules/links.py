@@ -246,14 +246,11 @@ def slow_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]:
 
     ## Evidence needed
     A log of the training program (`distprof analyze train.log`, or `--with train.log`) with a time
-    for every single iteration, or for every n-th. Logs that average many iterations hide slow ones,
-    unless they print single ones next to means, or the times of lines show more than they print.
+    for every single iteration, or for every n-th. Logs that average many iterations hide slow ones.
 
     ## How the cost is computed
     Iterations count as slow from 1.2 times the median of their neighbours (about a hundred
-    iterations). The cost is their time above that median, divided by the number of all iterations;
-    of slow ones that are not printed, the mean time of all, less the printed one and longer waits
-    for input.
+    iterations). The cost is their time above that median, divided by the number of all iterations.
 
     ## How to fix
     If they are periodic, find what the program does at that period (checkpoints, evaluation,
