@@ -177,6 +177,7 @@ class NcclRemark(StrEnum):
     PEER_OFF = "access between GPUs is disabled"
     PLUGIN = "OFI plug-in"
     NO_RATE = "PCIe links count as almost nothing"
+    RINGS = "rings that the graph search found"
     NO_VERBS = "InfiniBand is not tried"
 
 

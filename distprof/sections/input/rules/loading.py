@@ -293,12 +293,14 @@ def input_bound_by_log(
     timer = log.input_timer
     if timer is None or (timer.ratio or 0.0) < limits["input_ratio"] or stragglers.ranks:
         return
-    of = "of each iteration" if timer.median_ns > timer.mean_ns / 2 else "of its time"
+    is_usual = timer.median_ns > timer.mean_ns / 2
+    of = "of each iteration" if is_usual else "of its time"
+    usual = f" Half of the reports show {format_duration(timer.median_ns)} or less."
     yield Draft(
         headline=f"The training loop waits {format_ratio(timer.ratio)} {of} for input",
         message=(
             f"{format_duration(timer.mean_ns)} of {format_duration(log.mean_ns)}, according to the "
-            f"program's timer {timer.name!r}."
+            f"program's timer {timer.name!r}.{'' if is_usual else usual}"
         ),
         fix=advice("input-bound", "gpu"),
         cost_ns_per_step=timer.mean_ns,

@@ -180,9 +180,22 @@ MAX_NAMED = 5
 )
 def slow_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]:
     """The training program's log shows iterations that take far longer than their neighbours."""
-    if not log.num_slow or not log.slow_excess_ns or not log.mean_ns:
+    if not log.slow_excess_ns or not log.mean_ns:
         return
     share = log.slow_excess_ns / log.mean_ns
+    if not log.num_slow:
+        printed = format_duration(log.mean_ns - log.slow_excess_ns)
+        yield Draft(
+            headline=f"{format_ratio(share)} of the time passes outside of the printed iterations",
+            message=(
+                f"Printed times and waiting for input explain {printed} of the "
+                f"{format_duration(log.mean_ns)} that an iteration takes on average."
+            ),
+            fix=advice("slow-iterations", "unprinted"),
+            cost_ns_per_step=log.slow_excess_ns,
+            evidence=("training_log.slow_excess_ns",),
+        )
+        return
     recur = log.num_slow >= MIN_RECURRING or log.slow_period
     if share <= limits["excess_ratio" if recur else "few_ratio"]:
         return
@@ -261,11 +274,12 @@ def slower_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]
     times = f"{slow.duration_ns / max(slow.usual_ns, 1):.2f} times"
     now, usual = format_duration(slow.duration_ns), format_duration(slow.usual_ns)
     kind = "at-once" if slow.last_iteration is None else "for-a-time"
-    headline = f"Iterations take {times} as long {slow.when}"
+    those = f"{log.unit.capitalize()}s"
+    headline = f"{those} take {times} as long {slow.when(log.unit)}"
     message = f"They take {now}, the others {usual}."
     if slow.is_gradual:
         kind, message = "gradual", f"They take {usual} at first and {now} later."
-        headline = f"Iterations get longer little by little, to {times} the first"
+        headline = f"{those} get longer and longer, to {times} the first"
     yield Draft(
         headline=headline,
         message=message,
