@@ -229,7 +229,7 @@ def fits_nccl_settings(source: str) -> bool:
 
     other = foreign_format("", start)  # what was measured says more than how it was started
     restricts = any(map(_HOW["restricting"].fullmatch, map("=".join, _settings(start).items())))
-    rates = ("{got}", "{tool}", "a bandwidth of")
+    rates = ("{got}", "{tool}", "a bandwidth of", "output of nccl-tests, cut")
     is_told = other and not restricts and other.name.startswith(rates)
     return other is None or not (is_told or other.fix.startswith("distprof fabric "))
 
@@ -366,7 +366,8 @@ _OUTPUT_BYTES = 1 << 23
 _OF_KERNELS = {"xid", "host_memory", "crash"}
 _ERROR = {"error", "mixed"}
 _STARTS = {"setup", "calls", "joining", "complaint", "silence"}  # of healthy jobs, too
-_OF_A_RUN = ("output of nccl-tests", "a speed of", "a single ")  # what a run that stands prints
+# What a run that stands prints.
+_OF_A_RUN = ("output of nccl-tests", "a speed of", "a single ", "losses of", "a progress bar")
 _WEAK = {"agents", "cancelled", "closing", "stopped", "waiting", *_ERROR}
 _NOT_READ = (*NOT_LOGS, ".pickle", ".toml", ".html", ".md")
 

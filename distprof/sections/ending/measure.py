@@ -17,6 +17,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from distprof.hardware import XidMeaning, xid_meaning
 from distprof.ingest.output.expressions import Expression, advice_on, class_of, expressions
 from distprof.ingest.output.read import STAGE_LINES
 from distprof.ingest.output.stacks import calls_of_traceback, last_own
@@ -26,8 +27,10 @@ from distprof.sections.ending import FAILED, STUCK, EndingLine, EndingResult
 from distprof.sections.ending.positions import (
     as_it_began,
     diagnose_positions,
+    last_said,
     operation_kind,
     timeout_sentences,
+    took_longer,
 )
 from distprof.sections.ending.stacks import collective_in, diagnose_stacks, said_by, stacks_of
 from distprof.sections.ending.words import grouped, words
@@ -37,6 +40,7 @@ from distprof.units import capitalized, format_bytes, format_duration, name_rank
 _MAX_LINES = 200
 _MAX_QUOTE = 200
 _MAX_SAID = 110
+_MAX_NAME = 48  # of a tensor: its graph stands before it
 _LINES_AFTER = {"ddp-first-iteration": 3}
 """Lines after a stage in which a text still ends there, if training continues right after it."""
 
@@ -84,15 +88,21 @@ def diagnose_output(output: JobOutput) -> EndingResult:
         verdict += f" T{error[3:]}." if (error := _last_error(output)) else ""
         found = replace(found, state=STUCK, verdict=verdict, why=(*found.why, why))
     found = _while_preparing(_elsewhere(found, output), output)
+    unnamed = f" in {words().operations['GLOO']}"
+    if unnamed in found.verdict and (called := _called(output)):
+        found = replace(found, verdict=found.verdict.replace(unnamed, f"{called} (gloo)"))
     if found.positions and (at := class_of("complaint", said_by(output))) and at.says:
         found = _amid(found, f"Its author says that it stands{at.says}.", at.text)
-    where = (last_own(_frames(e)) for e in _of(output, "exception", "cut") if "type" not in e.fields
+    raised = _of(output, "exception", "cut", "frames")
+    where = (last_own(_frames(e)) for e in raised if "type" not in e.fields
              or words().search("of_others", e.fields.get("message", "")))  # fmt: skip
     if found.positions and (place := next((one for one in where if one[:1] not in "<"), "")):
         found = _amid(found, f"A traceback shows a process in {place}.")
     found = _during_phase(found, _without_title(whole))
     began = as_it_began(output) if found.positions else ""
     found = _amid(found, began) if began else found
+    if longer := took_longer(output, found):
+        found = _amid(found, longer, *words().steps["long work"])
     found = _once_finished(found, whole, _why_mixed(output) if cause is _mixed else "")
     events = said_in(output)
     failed = {event.rank for event in events if event.rank is not None} - set(found.ranks)
@@ -102,6 +112,7 @@ def diagnose_output(output: JobOutput) -> EndingResult:
         why=(
             *(_last_bar(output) if found.cause in words().kinds["outside"] else ()),
             *(*found.why, *timeout_sentences(found.positions), *_followers(failed, found)),
+            *filter(None, (last_said(found.ranks, output) * (found.cause == "behind"),)),
             *earlier,
         ),
         next_steps=found.next_steps or tuple(_steps(found)),
@@ -321,13 +332,13 @@ def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
     is_wait = found.positions or found.cause in ("frozen", "unfinished")
     if found.state != STUCK or not is_wait or first is None:
         return found
-    before = (
-        e
-        for e in _of(output, "phase", "finished", "closed")
-        if e.file == first.file and e.line < first.line and "gone" not in e.fields
-    )
-    last = max(before, key=lambda e: e.line, default=None)
-    if last is None:
+    phases = [e for e in _of(output, "phase") if "100%|" not in e.text]
+    near = [e for e in phases if _is_at_end(e, output, _JUST_BEFORE)]
+    own = next((e for e in reversed(near) if e.rank in found.suspects), None)
+    ended = (e for e in _of(output, "finished", "closed") if "gone" not in e.fields)
+    before = (e for e in (*phases, *ended) if e.file == first.file and e.line < first.line)
+    last = own or max(before, key=lambda e: e.line, default=None)
+    if last is None or found.verdict.endswith(words().says("joined", who="")):
         return found
     if last.yields != "phase":
         if first.line - last.line > _JUST_BEFORE:
@@ -335,8 +346,9 @@ def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
         told = words().says("training ended", line=last.line)
         return _amid(found, told, *words().steps["training ended"])
     why = words().says("phase", phase=last.fields["phase"], line=last.line)
-    if first.line - last.line <= _JUST_BEFORE:
-        told = f"Before that, the log names {why}"
+    if own or first.line - last.line <= _JUST_BEFORE:
+        whose = f" of {name_ranks(found.suspects)}" if own else ""
+        told = f"Before that, the log{whose} names {why}"
         if found.cause in ("mismatch", "behind"):
             return _amid(found, f"{told.partition(':')[0]}.", *words().steps["phase of some"])
         builds = (_told(e)[1] for e in _of(output, "stage") if last.line in (e.line, e.again))
@@ -439,29 +451,33 @@ def _host_memory(output: JobOutput) -> EndingResult | None:
 
 def _xid(output: JobOutput, cause: str = "xid") -> EndingResult | None:
     """An error of a GPU itself, or one that most often a program causes (``device``)."""
-    causes = ("xid", "device")
-    events = (
-        e
-        for e in _of(output, "xid")
-        if causes[bool(words().search("xid_of_program", _xid_of(e)))] == cause
-    )
+    events = (e for e in _of(output, "xid") if _blames_program(e) == (cause == "device"))
     event = next(events, None)
     if event is None:
         return None
-    number = _xid_of(event)
+    number, meaning = _xid_of(event)
     fields = event.fields
     what = f"Xid {number} (PCI {fields.get('bus', '')})" if number else fields.get("what", "")
     told = "reports that it has fallen off the bus" if "fallen off" in what else f"reports {what}"
     told = f"cannot reach the GPU at PCI {fields['lost']}" if "lost" in fields else told
     kind = class_of("xid", cause)
-    said = kind.says.format(told=told) if kind else ""
-    steps = advice_on("xid", f"{cause} {'' if number else what}")
-    return _made(cause, f"{said}.", event, *steps)
+    whose = "A GPU" if event.rank is None else f"The GPU of rank {event.rank}"
+    said = f"{kind.says.format(whose=whose, told=told)}." if kind else ""
+    if meaning is None:
+        steps = advice_on("xid", f"{cause} {'' if number else what}")
+        return _made(cause, said, event, *steps)
+    return _made(cause, f"{said} This means that {meaning.text}.", event, meaning.fix)
 
 
-def _xid_of(event: OutputEvent) -> str:
-    """Number of the error that an Xid follows from, or of the Xid itself; empty without any."""
-    return event.fields.get("cause", "") or event.fields.get("code", "")
+def _xid_of(event: OutputEvent) -> tuple[int, XidMeaning | None]:
+    """The error that an Xid follows from, or the Xid itself, and what it means; 0 without any."""
+    number = int(event.fields.get("cause", "") or event.fields.get("code", "") or 0)
+    return number, xid_meaning(number)
+
+
+def _blames_program(event: OutputEvent) -> bool:
+    _, meaning = _xid_of(event)
+    return meaning is not None and not meaning.is_hardware
 
 
 def _cancelled(output: JobOutput) -> EndingResult | None:
@@ -492,6 +508,7 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     is_own = _is_own if is_told else _is_of_program
     lost = {(e.file, e.rank, e.line + _TO_NEXT) for e in _of(output, "peer")}
     following = [e for e in tracebacks if (e.file, e.rank, e.line) in lost]  # raised from that
+    following += _after_a_timeout(output)
     foreign = {_key(e) for e in tracebacks if not is_own(e) or e in following}
     is_survived = _survived(output)
     traps = ("device",) if any(e.name == "deepep-barrier" for e in output.events) else ()
@@ -537,6 +554,17 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
         why=(f"Its last own call was {place}.",) if place else (),
         ranks=ranks,
     )
+
+
+def _after_a_timeout(output: JobOutput) -> list[OutputEvent]:
+    """What ranks raised after their watchdog had ended a collective: its results are garbage."""
+    ended = {
+        (e.file, e.rank): e.line for e in reversed(_of(output, "timeout")) if "seq" in e.fields
+    }
+    raised = _of(output, "usage", "memory", "exception", "error")
+    later = (e for e in raised if e.rank is not None)
+    same = {_key(e) for e in later if e.line > ended.get((e.file, e.rank), e.line)}
+    return [e for e in raised if _key(e) in same and e.line > min(ended.values())]
 
 
 def _raised_then(event: OutputEvent, output: JobOutput) -> OutputEvent | None:
@@ -971,7 +999,8 @@ def _missing(output: JobOutput) -> EndingResult | None:
             for name, ranks in [*same.items()][:4]
         )
         return _stuck("mismatch", f"ranks submitted different tensors: {lacks}", event)
-    what = f"never launched {next(iter(absent.values()))[0][-48:].rpartition('/then/')[2]}"
+    tensor = next(iter(absent.values()))[0].rpartition("/then/")[2]
+    what = f"never launched {tensor if len(tensor) <= _MAX_NAME else tensor.rpartition('/')[2]}"
     if "seq" in fields:
         what = f"never launched {_launch(event)} {fields['seq']}"
     what = words().absent.get(event.name, what)
@@ -1074,7 +1103,7 @@ def _store(output: JobOutput) -> EndingResult | None:
         who = "devices" if event.name == "xla-rendezvous" else "processes"
         what = f"{count} of {fields['expected']} {who} joined the rendezvous"
         size = int(fields["expected"])
-        absent = {*range(min(size, _MAX_NAMED))} - {e.rank for e in events}
+        absent = {*range(min(size, _MAX_NAMED))} - {e.rank for e in said_in(output)}
         if "joined" in fields and size - int(fields["joined"]) == len(absent):
             what += f": {name_ranks(absent)} did not"
         if is_later:
@@ -1190,7 +1219,7 @@ def _frozen(output: JobOutput) -> EndingResult | None:
     who = name_ranks(ranks) if ranks else _only_ended(output) or "a process"
     kinds = {operation_kind(e.fields["op"]) for e in events if "op" in e.fields}
     raised = _of(output, "cut", "exception", "frames")
-    called = collective_in(stacks_of(replace(output, stacks=_stacks_of(raised))))
+    called = _called(output)
     where = f" in {', '.join(sorted(kinds))}" if kinds else ""
     named = {e.rank for e in raised if e.rank is not None}
     raiser = name_ranks(named) if len(named) == 1 and not ranks else who
@@ -1207,8 +1236,9 @@ def _frozen(output: JobOutput) -> EndingResult | None:
             whom += f" (HCCL reports that {fields['device']} is stuck)"
         group = fields.get("group", "")
         whom += f" of {group}" if "remote" in fields and group else ""
-        where = f" in {operation_kind(fields['tag'])}" if "tag" in fields else called
+        where = f" in {operation_kind(fields['tag'])}" if "tag" in fields else ""
         unnamed = "" if "remote" in fields or event.name != "gloo-timeout" else _UNNAMED
+        unnamed += f". A traceback shows it{called}" * (called != "" == where)
         took = f"for {format_duration(limit * 1_000_000)} " if limit else ""
         return _stuck(
             "frozen",
@@ -1225,6 +1255,12 @@ def _frozen(output: JobOutput) -> EndingResult | None:
     steps = words().steps["waited"][1:]
     found = _stuck("frozen", text, events[0], *steps, ranks=ranks if len(ranks) == 1 else ())
     return replace(found, suspects=suspects)
+
+
+def _called(output: JobOutput) -> str:
+    """The collective in which a traceback ends, as part of a sentence; empty without one."""
+    raised = _of(output, "cut", "exception", "frames")
+    return collective_in(stacks_of(replace(output, stacks=_stacks_of(raised))))
 
 
 def _only_ended(output: JobOutput) -> str:
@@ -1547,7 +1583,7 @@ def _complained(output: JobOutput) -> EndingResult | None:
     if re.search(r"NCCL INFO Channel \d", shown):
         text = "the text ends while NCCL sets up: its last lines connect channels"
         return _undecided("set-up", text, "set-up")
-    at = class_of("complaint", said_by(output))
+    at = class_of("complaint", said_by(output)) or class_of("complaint", shown)
     unknown = ". The text shows no reason" if at else ", but the text shows no reason"
     found = "" if shown.startswith(_FIRST_TROUBLE) else unknown
     lacks = "It holds no time-out, end or Python stack"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from distprof.escape import short_ranks
 from distprof.sections.base import VerdictText
 from distprof.sections.ending.words import words
+from distprof.sections.nccl.show import known_network
 from distprof.sections.parts import is_recorded
 from distprof.sections.table import Column, TableView, counted, rows_table
 from distprof.sections.training_log.show import training_verdict
@@ -90,7 +91,10 @@ def ending_verdict(report: Report) -> VerdictText:
     if not result.verdict or is_recorded(report) or not is_known:
         return None
     steps = () if result.state else result.next_steps  # no finding says them
-    return result.verdict, (*until(report), *result.why, *result.alternatives, *steps)
+    if report.nccl.num_texts:  # it is on
+        steps = tuple(step for step in steps if not step.endswith("how far NCCL comes."))
+    known = (*until(report), known_network(report))
+    return result.verdict, (*known, *result.why, *result.alternatives, *steps)
 
 
 def until(report: Report) -> tuple[str, ...]:
