@@ -322,7 +322,8 @@ def _amid(found: EndingResult, sentence: str, *steps: str) -> EndingResult:
 
 def _followers(failed: set[int], found: EndingResult) -> Iterator[str]:
     if failed and found.state == FAILED:
-        also = "ended or reported an error after it" if found.ranks else "reported errors"
+        is_later = found.ranks and " first" in found.verdict
+        also = "ended or reported an error after it" if is_later else "reported errors"
         yield f"{capitalized(name_ranks(failed))} {also}."
 
 
@@ -522,8 +523,8 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     ]
     if not events:
         return None
-    first = _first_of(events)
-    tries = [e for e in events if e.file == first.file and abs(e.line - first.line) <= _NEAR_LINES]
+    head = _first_of(events)
+    tries = [e for e in events if e.file == head.file and abs(e.line - head.line) <= _NEAR_LINES]
     event = min(tries, key=_precedence)
     same = (e.rank for e in events if _key(e) == _key(event))
     ranks = tuple(sorted({rank for rank in same if rank is not None}))
@@ -545,10 +546,12 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
         told, steps = _told(without)
         line = f"{told}: {line}"
     who = capitalized(name_ranks(ranks)) if ranks else "A process"
-    is_first = len(ranks) == 1 and {e.rank for e in said_in(output)} - {None, *ranks}
+    others = [e for e in said_in(output) if e.rank not in (None, *ranks)]
+    is_before = all(e.line > event.line or e.file != event.file for e in others)
+    first = " first" if others and is_before and len(ranks) == 1 else ""
     return _made(
         event.yields,
-        f"{who} failed{' first' if is_first else ''}: {line.rstrip('.')}.",
+        f"{who} failed{first}: {line.rstrip('.')}.",
         event,
         *steps,
         why=(f"Its last own call was {place}.",) if place else (),
