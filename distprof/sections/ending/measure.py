@@ -100,6 +100,8 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     found = _during_phase(found, _without_title(whole))
     began = as_it_began(output) if found.positions else ""
     found = _amid(found, began) if began else found
+    if shown := _shown_before(found, whole):
+        found = _amid(found, f"Just before, the output shows “{shown}”.")
     if longer := took_longer(output, found):
         found = _amid(found, longer, *words().steps["long work"])
     found = _once_finished(found, whole, _why_mixed(output) if cause is _mixed else "")
@@ -353,6 +355,14 @@ def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
 
 
 _JUST_BEFORE = 12
+
+
+def _shown_before(found: EndingResult, output: JobOutput) -> str:
+    """An exception right before the first time-out, which no rank is known to have ended with."""
+    first = next((e for e in output.events if e.yields == "timeout" and found.positions), None)
+    near = (e for e in _of(output, "error") if first is not None and e.file == first.file
+            and 0 < first.line - e.line <= _JUST_BEFORE and _is_own(e))  # fmt: skip
+    return next((_exception(e)[0] for e in near), "")
 
 
 def _steps(found: EndingResult) -> Iterator[str]:
