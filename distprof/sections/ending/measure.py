@@ -17,6 +17,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from distprof.hardware import XidMeaning, xid_meaning
 from distprof.ingest.output.expressions import Expression, advice_on, class_of, expressions
 from distprof.ingest.output.read import STAGE_LINES
 from distprof.ingest.output.stacks import calls_of_traceback, last_own
@@ -32,7 +33,7 @@ from distprof.sections.ending.positions import (
     took_longer,
 )
 from distprof.sections.ending.stacks import collective_in, diagnose_stacks, said_by, stacks_of
-from distprof.sections.ending.words import words
+from distprof.sections.ending.words import grouped, words
 from distprof.sections.table import counted
 from distprof.units import capitalized, format_bytes, format_duration, name_ranks
 
@@ -145,7 +146,14 @@ def _without_title(output: JobOutput) -> JobOutput:
     again = [e for e in titles if e.name in later and e.fields.keys() <= later[e.name]]
     is_told = "store" in {e.yields for e in titles} & {e.yields for e in own.events}
     is_told = is_told or any(e.file in apart for e in again)
-    return own if is_told or (titles and any(cause(own) for cause in _ROOTS)) else output
+    if not titles or is_told or any(cause(own) for cause in _ROOTS):
+        return own
+    below = (*said_in(own), *_of(own, "closing", "ignored"))
+    told = "title and error" if any(max(e.line, e.again) > 1 for e in below) else "title"
+    named = [e for e in titles if words().search("title", e.text)]
+    marked = (replace(e, fields={**e.fields, "title": told}) if e in named else e
+              for e in output.events)  # fmt: skip
+    return replace(output, events=tuple(marked))
 
 
 _STARTS = ("set-up", "ready", "joining", "stage")
@@ -211,11 +219,8 @@ def _once_finished(found: EndingResult, output: JobOutput, mixed: str) -> Ending
         return found
     if any(e.file == last.file and e.line < last.line for e in _of(output, "mixed")):
         return found
-    verdict = "The job finished."
-    if "gone" in last.fields:
-        verdict = "No hang is shown, because the processes closed NCCL."
-    if mixed:
-        verdict += f" The traceback after it {mixed}."
+    verdict = words().said["closed NCCL" if "gone" in last.fields else "finished"]
+    verdict += f" The traceback after it {mixed}." if mixed else ""
     step = "If it failed nevertheless, name the file of its errors (stderr), too."
     return _made("finished", verdict, last, step, ranks=(), state="")
 
@@ -410,10 +415,11 @@ def _made(
     quote = f"Line {event.line:,} of {event.file}: {event.text[:_MAX_QUOTE]}"
     if event.text.endswith("(most recent call last):"):
         quote = f"Its traceback begins in line {event.line:,} of {event.file}."
+    only = words().said.get(event.fields.get("title", ""))
     return EndingResult(
         state=state,
         cause=cause,
-        verdict=verdict,
+        verdict=f"{verdict} {only}" if only else verdict,
         ranks=blamed,
         hosts=(host,) if host else (),
         why=(*why, quote),
@@ -455,32 +461,39 @@ def _host_memory(output: JobOutput) -> EndingResult | None:
 
 def _xid(output: JobOutput, cause: str = "xid") -> EndingResult | None:
     """An error of a GPU itself, or one that most often a program causes (``device``)."""
-    causes = ("xid", "device")
-    events = (
-        e
-        for e in _of(output, "xid")
-        if causes[bool(words().search("xid_of_program", _xid_of(e)))] == cause
-    )
+    events = (e for e in _of(output, "xid") if _blames_program(e) == (cause == "device"))
     event = next(events, None)
     if event is None:
         return None
-    number = _xid_of(event)
+    number, meaning = _xid_of(event)
     fields = event.fields
     what = f"Xid {number} (PCI {fields.get('bus', '')})" if number else fields.get("what", "")
     told = "reports that it has fallen off the bus" if "fallen off" in what else f"reports {what}"
     told = f"cannot reach the GPU at PCI {fields['lost']}" if "lost" in fields else told
     kind = class_of("xid", cause)
-    said = kind.says.format(told=told) if kind else ""
-    return _made(cause, f"{said}.", event, *advice_on("xid", cause))
+    whose = "A GPU" if event.rank is None else f"The GPU of rank {event.rank}"
+    said = f"{kind.says.format(whose=whose, told=told)}." if kind else ""
+    if meaning is None:
+        steps = advice_on("xid", f"{cause} {'' if number else what}")
+        return _made(cause, said, event, *steps)
+    return _made(cause, f"{said} This means that {meaning.text}.", event, meaning.fix)
 
 
-def _xid_of(event: OutputEvent) -> str:
-    """Number of the error that an Xid follows from, or of the Xid itself; empty without any."""
-    return event.fields.get("cause", "") or event.fields.get("code", "")
+def _xid_of(event: OutputEvent) -> tuple[int, XidMeaning | None]:
+    """The error that an Xid follows from, or the Xid itself, and what it means; 0 without any."""
+    number = int(event.fields.get("cause", "") or event.fields.get("code", "") or 0)
+    return number, xid_meaning(number)
+
+
+def _blames_program(event: OutputEvent) -> bool:
+    _, meaning = _xid_of(event)
+    return meaning is not None and not meaning.is_hardware
 
 
 def _cancelled(output: JobOutput) -> EndingResult | None:
-    event = next((e for e in _of(output, "cancelled") if e.fields.get("reason")), None)
+    events = [e for e in _of(output, "cancelled") if e.fields.get("reason")]
+    # slurmstepd names the first node of the job, srun the one that failed
+    event = max(events, key=lambda e: e.fields["reason"] == "Node failure", default=None)
     if event is None:
         return None
     reason = event.fields["reason"].lower()
@@ -522,8 +535,6 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     first = _first_of(events)
     tries = [e for e in events if e.file == first.file and abs(e.line - first.line) <= _NEAR_LINES]
     event = min(tries, key=_precedence)
-    if event.yields == "assert":  # the exception may come before the line that names it
-        event = next((e for e in tries if e.yields == "assert" and "assertion" in e.fields), event)
     same = (e.rank for e in events if _key(e) == _key(event))
     ranks = tuple(sorted({rank for rank in same if rank is not None}))
     if event.line == 1:  # a title: the traceback under it may be cut
@@ -532,9 +543,8 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     frames = next((one for one in near if not words().search("launching", one)), "")
     place = last_own(frames)
     line, steps = _told(event) if _row(event).says else _WORDS[event.yields](event)
-    if event.yields == "memory" and words().search("saving", f"{event.text} {frames}"):
-        line = f"while it gathered weights to save them, {line}"
-        steps = advice_on("memory", "saving")
+    if event.yields == "memory" and (at := class_of("memory-in", f"{event.text}\n{frames}\n")):
+        line, steps = f"{at.says}{line}", (at.text,)
     if event.yields == "exception" and (then := _raised_then(event, output)):
         after, _ = _exception(then)
         line = f"{line.rstrip('.')}, and then {after}" if after != line else line
@@ -604,9 +614,7 @@ def _survived(output: JobOutput) -> Callable[[OutputEvent], bool]:
     """Says whether a program continued after one of its own errors."""
     is_alone = not (output.ranks or _exits(output))
     last = {(e.file, e.yields): e.line for e in output.events}
-    told: dict[tuple[str, str], list[int]] = {}
-    for event in _of(output, "error"):
-        told.setdefault((event.file, event.fields.get("type", "")), []).append(event.line)
+    told = grouped(((e.file, e.fields.get("type", "")), e.line) for e in _of(output, "error"))
     quiet = {*_SURVIVABLE, *words().unsaid, *words().kinds["survived"]}
     quiet |= set(words().kinds["precedence"]) if is_alone else set()
 
@@ -635,10 +643,11 @@ def _is_avoided(event: OutputEvent, output: JobOutput) -> bool:
     )
 
 
-def _precedence(event: OutputEvent) -> tuple[int, bool]:
+def _precedence(event: OutputEvent) -> tuple[int, bool, bool]:
     """Of one kind, a line that names something, and is whole, explains more than another."""
     named = (event.fields.get("names") or event.fields.get("message", ":")).rstrip()
-    return words().kinds["precedence"].index(event.yields), named.endswith((":", ": undefined"))
+    kind = words().kinds["precedence"].index(event.yields)
+    return kind, "assertion" not in event.fields, named.endswith((":", ": undefined"))
 
 
 def _is_near(one: OutputEvent, other: OutputEvent, most: int = _NEAR_LINES) -> bool:
@@ -856,12 +865,13 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
     # torchrun's times are whole seconds: of those in one, none is known to be the first
     if event.name in tables and ("time" in event.fields or "root" not in event.fields):
         same = [e for e in _exits(output) if e.name == event.name and e.rank is not None]
-        same = [e for e in same if all(e.fields.get(n) == event.fields.get(n) for n in told)]
+        mine = {name: event.fields.get(name) for name in told}  # of a line that is cut, unknown
+        same = [e for e in same if all(e.fields.get(n, mine[n]) == mine[n] for n in told)]
         ranks = tuple(sorted({e.rank or 0 for e in same}))
     if ranks and (len(ranks) > 1 or event.rank is None):
         who = f"{capitalized(name_ranks(ranks))}{_at(event)}"
     elif event.rank is None and "local" in event.fields:
-        who = f"A process with local rank {event.fields['local']}"
+        who = f"A process with local rank {event.fields['local']}{_at(event)}"
     elif event.name in words().who:
         who = f"{words().who[event.name]}{_at(event)}"
     code, why = event.number("code"), event.fields.get("why", "")
@@ -993,9 +1003,7 @@ def _missing(output: JobOutput) -> EndingResult | None:
     event = max(events, key=lambda e: len(_absent(e)) if "stalled" in e.fields else 0)
     fields, absent = event.fields, _absent(event)
     if len(absent) > 1 and not set.intersection(*map(set, absent.values())):
-        same: dict[str, list[int]] = {}
-        for rank, names in absent.items():
-            same.setdefault(names[0], []).append(rank)
+        same = grouped((names[0], rank) for rank, names in absent.items())
         lacks = "; ".join(
             f"{name_ranks(ranks)} {'lack' if len(ranks) > 1 else 'lacks'} {name}"
             for name, ranks in [*same.items()][:4]
@@ -1005,11 +1013,7 @@ def _missing(output: JobOutput) -> EndingResult | None:
     what = f"never launched {tensor if len(tensor) <= _MAX_NAME else tensor.rpartition('/')[2]}"
     if "seq" in fields:
         what = f"never launched {_launch(event)} {fields['seq']}"
-    elif "Barrier" in event.text:
-        kind = "barrier of JAX" if event.name == "jax-barrier" else "monitored barrier"
-        what = f"never arrived in a {kind}"
-    elif event.name == "deepep-barrier":
-        what = "(of the group of experts) never arrived in a barrier of DeepEP"
+    what = words().absent.get(event.name, what)
     ranks = {rank for e in events if e.name == event.name for rank in _absent(e)}
     if re.search(r"Connect|RegisterTask|task(?:s)?_to_register", fields.get("at", "")):
         what = f"{name_ranks(ranks)} never connected to JAX's coordinator, and the others wait"
@@ -1343,9 +1347,8 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
     if not events:
         return None
     event = next((e for e in events if "frames" in e.fields), events[0])
-    if shown := _stood(output, events):  # what it waited for is known
-        return shown
-    if (shown := _set_up(output)) and shown.state:
+    shown = _stood(output, events) or _set_up(output)
+    if shown is not None and shown.state:  # what it waited for is known
         return shown
     stacks = _stacks_of(events)
     place = last_own(_frames(event))
@@ -1432,9 +1435,7 @@ def _stood(output: JobOutput, events: Iterable[OutputEvent]) -> EndingResult | N
 
 def _stacks_of(events: Iterable[OutputEvent]) -> tuple[OutputStack, ...]:
     """The stacks that tracebacks are, each once, although several expressions read it."""
-    found: dict[tuple[str, ...], list[OutputEvent]] = {}
-    for event in events:
-        found.setdefault(calls_of_traceback(_frames(event)), []).append(event)
+    found = grouped((calls_of_traceback(_frames(event)), event) for event in events)
     return tuple(
         OutputStack(file=e.file, line=e.line, rank=e.rank, calls=calls)
         for calls, same in found.items()
@@ -1488,8 +1489,9 @@ def _at_stage(output: JobOutput) -> EndingResult | None:
     last = max(events, key=lambda e: e.line, default=None)
     if last is None or not _is_at_end(last, output, _LINES_AFTER.get(last.name, STAGE_LINES)):
         return None
-    after = output.ends.get(last.file, ())[::-1][: output.lines_of.get(last.file, 0) - last.line]
-    if _went_on(after):
+    after = [e for e in _of(output, "closing") if e.file == last.file and e.line > last.line]
+    lines = output.ends.get(last.file, ())[::-1][: output.lines_of.get(last.file, 0) - last.line]
+    if _went_on(lines) or (after and not _of(output, "stopped")):
         return None
     if last.yields == "stage":
         says, steps = _told(last)
@@ -1639,9 +1641,7 @@ def _calls(output: JobOutput) -> EndingResult | None:
         highest = max(number for number, _ in last.values())
         late = {rank: one for rank, one in last.items() if one[0] < highest}
         is_whole = len(last) == int(size) if size else len(last) > 1
-        kinds: dict[str, list[int]] = {}
-        for rank, (_, event) in last.items():
-            kinds.setdefault(_launch(event), []).append(rank)
+        kinds = grouped((_launch(event), rank) for rank, (_, event) in last.items())
         if is_whole and not late and len(kinds) > 1:
             told = (f"{name_ranks(ranks)} {kind}" for kind, ranks in kinds.items())
             what = "; ".join([*told][:4])
@@ -1704,11 +1704,9 @@ def _undecided(cause: str, says: str, step: str) -> EndingResult:
 
 def _interfaces(events: Iterable[OutputEvent]) -> str:
     """What is wrong with the interfaces over which processes of several hosts meet; else empty."""
-    places: dict[tuple[str, str], set[str]] = {}
-    for event in events:
-        if "interface" in event.fields:
-            place = event.fields["interface"], event.fields["address"]
-            places.setdefault(place, set()).add(event.fields["process"].rpartition(":")[0])
+    told = (e.fields for e in events if "interface" in e.fields)
+    pairs = ((f["interface"], f["address"], f["process"].rpartition(":")[0]) for f in told)
+    places = {place: {*hosts} for place, hosts in grouped((p[:2], p[2]) for p in pairs).items()}
     hosts = set().union(*places.values())
     networks = {address.rpartition(".")[0].rpartition(".")[0] for _, address in places}
     is_local = any(words().search("local", f"{name}:{address}") for name, address in places)
@@ -1785,9 +1783,19 @@ def _reported(output: JobOutput) -> EndingResult | None:
 
 def _closed(output: JobOutput) -> EndingResult | None:
     """Processes that their launcher ended, if the line that says why is missing."""
-    events = [*_of(output, "closing"), *filter(_is_launchers, _of(output, "cut", "frames"))]
-    kind = class_of("closing", events[0].yields) if events else None
-    return _made("exit", kind.says, events[0], kind.text, ranks=()) if kind else None
+    told = _of(output, "closing")
+    events = told or [*filter(_is_launchers, _of(output, "cut", "frames"))]
+    kind = class_of("closing", "closing" if told else "\n".join(map(_frames, events)))
+    if kind is None or not events:
+        return None
+    named = next((e for e in _of(output, "hint") if "name" in e.fields), None)
+    if named is not None and not told:
+        says = words().said["no name"].format_map(named.fields)
+        return _made("exit", says, named, *_told(named)[1], ranks=())
+    lines = output.ends.get(events[0].file, ())  # those before it tell what the job did
+    at = events[0].line - 1 - output.lines_of.get(events[0].file, 0) + len(lines)
+    why = last_printed(replace(output, ends={"": lines[: max(at, 0)] if told else ()})).strip()
+    return _made("exit", kind.says, events[0], kind.text, why=filter(None, (why,)), ranks=())
 
 
 def _is_at_end(event: OutputEvent, output: JobOutput, most: int = _NEAR_LINES) -> bool:
@@ -1817,7 +1825,8 @@ def _nan(output: JobOutput) -> EndingResult | None:
         return _made("nan", f"{told}.", event, *steps)
     what = "A gradient" if "grad" in event.fields else "The loss"
     what += "" if event.rank is None else f" of rank {event.rank}"
-    return _made("nan", f"{what} became NaN{at}.", event, *advice_on("nan", ""))
+    steps = advice_on("nan", "first" if step in ("0", "1") else "")
+    return _made("nan", f"{what} became NaN{at}.", event, *steps)
 
 
 _ROOTS = (_host_memory, _xid, _cancelled, _own_errors, _crash)  # they follow from no other
@@ -1859,6 +1868,9 @@ _CAUSES: dict[Callable[[JobOutput], EndingResult | None], tuple[str, ...]] = {
     _closed: (),
     partial(_cut, kind="frames"): (),
     _complained: ("complaint",),
+    lambda output: _undecided(  # a text that only says itself that the job ended
+        "complaint", words().says("silence", last=last_printed(output)), "silence"
+    ): ("silence",),
     _hinted: (),
     lambda _: _undecided("aside", words().alone["aside"], "aside"): ("aside",),
 }

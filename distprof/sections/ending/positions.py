@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from distprof.run.logs import JobOutput, OutputEvent
 from distprof.run.topology import DEFAULT_GROUPS
 from distprof.sections.ending import STUCK, EndingPosition, EndingResult
-from distprof.sections.ending.words import words
+from distprof.sections.ending.words import grouped, words
 from distprof.sections.table import counted
 from distprof.units import capitalized, format_duration, name_ranks
 
@@ -31,14 +31,12 @@ def positions_of(output: JobOutput) -> list[EndingPosition]:
     events = [e for e in output.events if e.yields in ("timeout", "position")]
     if any({"seq", "enqueued"} & e.fields.keys() for e in events):
         events = [e for e in events if e.name != _GLOO]  # that waits in none of these numbers
-    guids: dict[str, set[str]] = {}
-    for event in events:
-        guids.setdefault(_group(event), set()).add(event.fields.get("guid", ""))
+    guids = grouped((_group(event), event.fields.get("guid", "")) for event in events)
 
     def group_of(event: OutputEvent) -> str:
         """Its group; groups of one name, such as those of tensor parallelism, have own GUIDs."""
         name, guid = _group(event), event.fields.get("guid", "")
-        is_shared = name and guid and len(guids[name] - {""}) > 1
+        is_shared = name and guid and len({*guids[name]} - {""}) > 1
         return (guid if name == event.fields.get("pg") else f"{name} {guid}") if is_shared else name
 
     told = {group_of(e) for e in events if {"group", "pg"} & e.fields.keys()}
@@ -110,9 +108,7 @@ def diagnose_positions(output: JobOutput) -> EndingResult | None:
     if len({p.enqueued for p in positions}) > 1 and not any(map(_waits, positions)):
         # Only dumps tell where ranks stand: those with pending work wait in the first of it
         positions = [replace(p, seq=_first_pending(p)) for p in positions]
-    groups: dict[str, list[EndingPosition]] = {}
-    for one in positions:
-        groups.setdefault(one.group, []).append(one)
+    groups = grouped((one.group, one) for one in positions)
     waiting = {name: some for name, some in groups.items() if any(_waits(p) for p in some)}
     if not waiting:
         told = {n for e in output.events if (n := e.number("told")) is not None}
@@ -172,10 +168,9 @@ def _stuck(
 def _wait_text(name: str, waiting: Sequence[EndingPosition]) -> str:
     shown = name if all(one.is_global for one in waiting) else ""
     lowest = min((one.seq for one in waiting if one.seq is not None), default=None)
-    by_number: dict[tuple[int | None, str], list[EndingPosition]] = {}
-    for one in waiting:
-        key = lowest if one.seq is None else one.seq, one.op * _is_of_two(one)
-        by_number.setdefault(key, []).append(one)
+    by_number = grouped(
+        ((lowest if one.seq is None else one.seq, one.op * _is_of_two(one)), one) for one in waiting
+    )
     texts = []
     for some in by_number.values():
         what = _operation(max(some, key=lambda one: (bool(one.op), one.seq is not None)), shown)
@@ -432,8 +427,7 @@ def _unequal(name: str, what: str, waiting: Sequence[EndingPosition]) -> EndingR
     is_clear = most > len(waiting) - most
     odd = [one for one in waiting if (one.op, one.size) != usual] if is_clear else list(waiting)
     texts = []
-    for key in dict.fromkeys((one.op, one.size) for one in waiting):
-        some = [one for one in waiting if (one.op, one.size) == key]
+    for key, some in grouped(((one.op, one.size), one) for one in waiting).items():
         size = f" of {counted(int(key[1]), 'element')}" if key[1].isdigit() else ""
         texts.append(f"{_who(some, name)} in {operation_kind(key[0])}{size}")
     number = "" if waiting[0].seq is None else f" number {waiting[0].seq:,}"
