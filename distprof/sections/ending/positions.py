@@ -99,7 +99,8 @@ def _merged(
             timeout_ms=event.number("timeout_ms") or (None if is_first else before.timeout_ms),
         )
     seq = seq if is_first and seq is not None else before.seq
-    return replace(before, seq=seq, enqueued=enqueued, completed=completed)
+    found = replace(before, seq=seq, enqueued=enqueued, completed=completed)
+    return replace(found, seq=_first_pending(found)) if "local" in fields and seq is None else found
 
 
 def diagnose_positions(output: JobOutput) -> EndingResult | None:
