@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -460,6 +461,12 @@ def _silent(positions: Sequence[EndingPosition], output: JobOutput) -> tuple[int
     holes = max(waiting) + 1 - len(waiting)
     if not world and len(waiting) > 2 and 3 * holes <= len(waiting):  # few holes in 0, 1, 2, …
         expected |= set(range(max(waiting)))
+    ended = {e.rank: e.number("code") for e in output.events if e.yields == "exit"}
+    aborted = {rank for rank, code in ended.items() if rank is not None and code == -signal.SIGABRT}
+    if aborted:  # by their watchdogs, but ranks that their launcher ended had not timed out
+        expected |= {rank for rank, code in ended.items()
+                     if rank is not None and code == -signal.SIGTERM}  # fmt: skip
+    known |= aborted
     silent = tuple(sorted(expected - known))
     return silent if len(silent) <= len(known) else ()
 
