@@ -120,8 +120,8 @@ def diagnose_positions(output: JobOutput) -> EndingResult | None:
     first = min(found, key=lambda one: order.index(one.cause))
     if first.cause == "behind" and (root := _root(first, dict(zip(waiting, found, strict=True)))):
         return root
-    if first.cause == "unfinished" and len(found) > 1 and "" not in waiting:
-        return _in_groups(waiting, output)
+    if first.cause not in ("mismatch", "behind") and len(found) > 1 and "" not in waiting:
+        return min(_in_groups(waiting, output), first, key=lambda one: order.index(one.cause))
     return first
 
 
@@ -443,32 +443,59 @@ def _unequal(name: str, what: str, waiting: Sequence[EndingPosition]) -> EndingR
 
 
 def _silent(positions: Sequence[EndingPosition], output: JobOutput) -> tuple[int, ...]:
-    """Ranks of the default group that no line of a watchdog names."""
+    """Ranks of a group that no line of a watchdog names."""
     if not all(one.is_global for one in positions):
-        return ()
-    if positions[0].group and not _are_numbers_global(positions, output):
         return ()
     told = (e.rank for e in output.events if e.yields in words().kinds["reports"])
     known = {*(one.rank for one in positions), *(rank for rank in told if rank is not None)}
-    named = {e.fields.get("group") for e in output.events if e.yields in _OF_WATCHDOGS}
-    members = _members(output) if DEFAULT_GROUPS[0] in named else 0
-    said = _said_world(output)
-    said *= said > max(one.rank for one in positions)
-    world = 0 if positions[0].group else output.world_size or members or said
-    printed = () if positions[0].group else output.ranks
-    expected = {*range(world), *printed} if world <= 1 << 20 else set(printed)
-    waiting = {one.rank for one in positions}
-    holes = max(waiting) + 1 - len(waiting)
-    if not world and len(waiting) > 2 and 3 * holes <= len(waiting):  # few holes in 0, 1, 2, …
-        expected |= set(range(max(waiting)))
-    ended = {e.rank: e.number("code") for e in output.events if e.yields == "exit"}
-    aborted = {rank for rank, code in ended.items() if rank is not None and code == -signal.SIGABRT}
-    if aborted:  # by their watchdogs, but ranks that their launcher ended had not timed out
-        expected |= {rank for rank, code in ended.items()
-                     if rank is not None and code == -signal.SIGTERM}  # fmt: skip
-    known |= aborted
+    if positions[0].group:
+        expected = _by_place(positions, output)
+    else:
+        expected, aborted = _of_world(positions, output), _ended_by(signal.SIGABRT, output)
+        if aborted:  # by their watchdogs, but ranks that their launcher ended had not timed out
+            expected |= _ended_by(signal.SIGTERM, output)
+        known |= aborted
     silent = tuple(sorted(expected - known))
     return silent if len(silent) <= len(known) else ()
+
+
+def _of_world(positions: Sequence[EndingPosition], output: JobOutput) -> set[int]:
+    """The ranks of a job, as far as the output shows them."""
+    named = {e.fields.get("group") for e in output.events if e.yields in _OF_WATCHDOGS}
+    members = _members(output) if DEFAULT_GROUPS[0] in named else 0
+    waiting, said = {one.rank for one in positions}, _said_world(output)
+    world = output.world_size or members or said * (said > max(waiting))
+    expected = {*range(world), *output.ranks} if world <= 1 << 20 else {*output.ranks}
+    return expected if world else expected | set(range(_last_of(waiting) + 1))
+
+
+def _last_of(numbers: set[int]) -> int:
+    """The last of the numbers 0, 1, 2, … if few of them are missing; else -1."""
+    holes = max(numbers) + 1 - len(numbers)
+    return max(numbers) if len(numbers) > 2 and 3 * holes <= len(numbers) else -1
+
+
+def _ended_by(number: signal.Signals, output: JobOutput) -> set[int]:
+    """Ranks that a launcher reports to have ended by a signal."""
+    exits = (e for e in output.events if e.yields == "exit" and e.number("code") == -number)
+    return {event.rank for event in exits if event.rank is not None}
+
+
+def _by_place(positions: Sequence[EndingPosition], output: JobOutput) -> set[int]:
+    """The global ranks of a group whose members are evenly apart, such as those of a mesh axis."""
+    group, ranks = positions[0].group, {one.rank for one in positions}
+    own = [e for e in output.events if e.rank in ranks and "own" in e.fields]
+    own = [e for e in own if (_group(e) or group) in group]  # or of a line that names none
+    own = [e for e in own if e.fields.get("group") not in DEFAULT_GROUPS]
+    places = {event.number("own") or 0: event.rank or 0 for event in own}
+    if len(places) < len(ranks) or len(places) == 1:
+        return set()
+    (place, rank), (other, last) = min(places.items()), max(places.items())
+    step = (last - rank) // (other - place)
+    first = rank - step * place
+    size = max(_members(output), _last_of({*places}) + 1)
+    is_even = all(at == first + step * number for number, at in places.items())
+    return {first + step * n for n in range(size)} if is_even and step > 0 <= first else set()
 
 
 def _said_world(output: JobOutput) -> int:
@@ -477,14 +504,6 @@ def _said_world(output: JobOutput) -> int:
     found = {2 if n.lower() == "two" else int(n) for line in lines
              for n in re.findall(words().patterns["gpus"], line)}  # fmt: skip
     return found.pop() if len(found) == 1 else 0
-
-
-def _are_numbers_global(positions: Sequence[EndingPosition], output: JobOutput) -> bool:
-    """Whether the members of a group have their global ranks in it: then it begins at rank 0."""
-    ranks = {one.rank for one in positions}
-    own = {(e.rank, n) for e in output.events if e.rank in ranks and _group(e) in positions[0].group
-           and (n := e.number("own")) is not None}  # fmt: skip
-    return own == {(rank, rank) for rank in ranks}
 
 
 def _frozen(
