@@ -267,6 +267,9 @@ def _whether_behind(
     own = {one.rank for one in positions if one.op == "GLOO"}
     if any(event.name == _GLOO and event.rank not in own for event in output.events):
         return words().said["gloo"]
+    lines = " ".join(line for one in output.ends.values() for line in one)
+    if words().search("said_all", lines):
+        return words().says("joined", who="By its author, every rank")
     members = _members(output)
     if len(waiting) == members and len({(one.seq, one.op) for one in waiting}) == 1:
         return words().says("joined", who=f"Each of the {members:,} ranks that take part")
@@ -331,11 +334,12 @@ def took_longer(output: JobOutput, found: EndingResult) -> str:
     """The work of which the log says that it took longer than the timeout; empty without any."""
     limit = min((one.timeout_ms for one in found.positions if one.timeout_ms), default=0)
     lines = (line for one in output.ends.values() for line in one)
-    took = {float(match[1]): line for line in lines if (match := words().search("took", line))}
-    longest = max(took, default=0.0)
-    if not 0 < limit <= 1000 * longest:
+    took = [match for line in lines if (match := words().search("took", line))]
+    longest = max(took, key=lambda match: float(match[1] or match[2]), default=None)
+    if longest is None or not 0 < limit <= 1000 * float(longest[1] or longest[2]):
         return ""
-    return words().says("longer", said=took[longest].strip()[-_MAX_QUOTE:])
+    said = longest.string[: longest.end()].strip()
+    return words().says("longer", said=said[-_MAX_QUOTE:])
 
 
 def _second_of_day(time: re.Match[str]) -> int:
@@ -432,11 +436,11 @@ def _unequal(name: str, what: str, waiting: Sequence[EndingPosition]) -> EndingR
     for key, some in grouped(((one.op, one.size), one) for one in waiting).items():
         size = f" of {counted(int(key[1]), 'element')}" if key[1].isdigit() else ""
         texts.append(f"{_who(some, name)} in {operation_kind(key[0])}{size}")
-    number = "" if waiting[0].seq is None else f" number {waiting[0].seq:,}"
+    number = "" if waiting[0].seq is None else f" as collective number {waiting[0].seq:,}"
     differ = "different operations" if what == "op" else "different sizes"
     return _stuck(
         "mismatch",
-        f"ranks launched {differ} as collective{number}{_of(name)}: {'; '.join(texts[:4])}.",
+        f"ranks launched {differ}{number}{_of(name)}: {'; '.join(texts[:4])}.",
         waiting,
         ranks=tuple(one.rank for one in odd if one.is_global),
     )
