@@ -25,6 +25,7 @@ from distprof.run.logs import JobOutput, NcclLog, OutputEvent, OutputStack
 from distprof.run.run import Run
 from distprof.sections.ending import FAILED, STUCK, EndingLine, EndingResult
 from distprof.sections.ending.positions import (
+    OF_WATCHDOGS,
     as_it_began,
     diagnose_positions,
     last_said,
@@ -170,11 +171,12 @@ def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
     # The last line of each file that a failure, or an exception of a program itself, is in
     ended = (*words().kinds["precedence"], "cancelled", "local_exit", "exit")
     failed = {e.file: e.line for e in events if e.yields in ended}
+    stood = {e.file: e.line for e in events if e.yields in (*ended, *OF_WATCHDOGS)}
     thrown = (e for e in events if e.yields == "exception" and (_is_own(e) or _is_interrupt(e)))
     raised = {e.file: e.line for e in thrown}
     ends: dict[str, int] = {}
     for event in _of(output, "begun"):
-        if _is_begun_again(event, events) and event.line < failed.get(event.file, 0):
+        if _is_begun_again(event, events) and event.line < stood.get(event.file, 0):
             ends[event.file] = max(ends.get(event.file, 0), event.line - 1)
     for event in events:
         is_end = event.fields.get("what") in whole or ("root" in event.fields and is_one_host)
@@ -198,8 +200,8 @@ def _is_begun_again(event: OutputEvent, events: Iterable[OutputEvent]) -> bool:
     kinds = (*words().kinds["precedence"], "cancelled", "local_exit", "exit", "job_exit", "stopped")
     before = (e for e in events if e.file == event.file and e.yields in kinds)
     last = max((e for e in before if e.line < event.line), key=lambda e: e.line, default=None)
-    if last is None:
-        return False
+    if last is None or "again" in event.fields:
+        return "again" in event.fields  # by torchrun, once the former processes are gone
     return not 0 < (event.at_s or 0.0) - (last.at_s or event.at_s or 0.0) < _LATE_S
 
 

@@ -23,7 +23,7 @@ _MAX_GAP = 1_000
 _NUMBERS = ("seq", "enqueued", "completed", "waited_ms", "timeout_ms")
 _MAX_QUOTE = 120
 _GLOO = "gloo-timeout"
-_OF_WATCHDOGS = ("timeout", "position", "frozen")
+OF_WATCHDOGS = ("timeout", "position", "frozen")
 _CUT_LINES = 2  # a fence, or the beginning of a line that is cut off
 
 
@@ -217,7 +217,7 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
         who, are = name_ranks(silent), "they are" if len(silent) > 1 else "it is"
         rest = words().says("silent", who=who, are=are)
         # Whether a file ends in the lines of its watchdogs: those of other ranks may be cut off
-        last = ((e.file, e.line) for e in output.events if e.yields in _OF_WATCHDOGS)
+        last = ((e.file, e.line) for e in output.events if e.yields in OF_WATCHDOGS)
         ends = (output.lines_of.get(file, 0) - line for file, line in dict(last).items())
         if at_last := last_said(silent, output):
             rest += f" {at_last}"
@@ -302,7 +302,7 @@ def _members(output: JobOutput) -> int:
 
 def _late_starts(output: JobOutput) -> str:
     """Processes that called NCCL for the first time after the first time-out of a watchdog."""
-    first = next(e for e in output.events if e.yields in _OF_WATCHDOGS)
+    first = next(e for e in output.events if e.yields in OF_WATCHDOGS)
     setups = [e for e in output.events if e.yields == "setup" and e.file == first.file]
     known = {e.fields["process"] for e in setups if e.line < first.line}
     begun = {e.fields["process"] for e in setups if e.fields["stage"] == "Bootstrap"}
@@ -348,7 +348,7 @@ def _second_of_day(time: re.Match[str]) -> int:
 
 def _bar_moved(output: JobOutput) -> str:
     """How far a bar of progress went after the first time-out; empty if none moved."""
-    first = next(e for e in output.events if e.yields in _OF_WATCHDOGS)
+    first = next(e for e in output.events if e.yields in OF_WATCHDOGS)
     after = output.ends.get(first.file, ())[first.line - output.lines_of[first.file] - 1 :]
     bars = [bar for line in after if (bar := words().search("bar", line))]
     done = [int(bar["done"]) for bar in bars if bar["total"] == bars[-1]["total"]]
@@ -465,7 +465,7 @@ def _silent(positions: Sequence[EndingPosition], output: JobOutput) -> tuple[int
 
 def _of_world(positions: Sequence[EndingPosition], output: JobOutput) -> set[int]:
     """The ranks of a job, as far as the output shows them."""
-    named = {e.fields.get("group") for e in output.events if e.yields in _OF_WATCHDOGS}
+    named = {e.fields.get("group") for e in output.events if e.yields in OF_WATCHDOGS}
     members = _members(output) if DEFAULT_GROUPS[0] in named else 0
     waiting, said = {one.rank for one in positions}, _said_world(output)
     world = output.world_size or members or said * (said > max(waiting))
