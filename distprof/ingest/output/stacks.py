@@ -229,7 +229,9 @@ def calls_of(frames: Sequence[str], pattern: re.Pattern[str] = FRAME) -> tuple[s
             waits = _HOW["waits"].match(call) or (not calls and _HOW["locks"].match(call))
             tells = bool(waits) or _tells(path, match["name"])
             calls.append((call, tells or not _HOW["library"].search(path)))
-    if not calls and frames and (match := pattern.match(frames[0])):
+    if not calls and (found := [*filter(None, map(pattern.match, frames[:MAX_CALLS]))]):
+        told = (one for one in found if not _HOW["c_library"].search(one["file"] or ""))
+        match = next(told, found[0])
         where = (match["file"] or "native").rpartition("/")[2]
         calls = [(f"{match['name']} ({where})"[:_MAX_TEXT], True)]
     has_own = any(is_own for _, is_own in calls)

@@ -25,6 +25,7 @@ from distprof.run.logs import JobOutput, NcclLog, OutputEvent, OutputStack
 from distprof.run.run import Run
 from distprof.sections.ending import FAILED, STUCK, EndingLine, EndingResult
 from distprof.sections.ending.positions import (
+    OF_WATCHDOGS,
     as_it_began,
     diagnose_positions,
     last_said,
@@ -101,6 +102,8 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     found = _during_phase(found, _without_title(whole))
     began = as_it_began(output) if found.positions else ""
     found = _amid(found, began) if began else found
+    if shown := _shown_before(found, whole):
+        found = _amid(found, f"Just before, the output shows “{shown}”.")
     if longer := took_longer(output, found):
         found = _amid(found, longer, *words().steps["long work"])
     found = _once_finished(found, whole, _why_mixed(output) if cause is _mixed else "")
@@ -168,11 +171,12 @@ def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
     # The last line of each file that a failure, or an exception of a program itself, is in
     ended = (*words().kinds["precedence"], "cancelled", "local_exit", "exit")
     failed = {e.file: e.line for e in events if e.yields in ended}
+    stood = {e.file: e.line for e in events if e.yields in (*ended, *OF_WATCHDOGS)}
     thrown = (e for e in events if e.yields == "exception" and (_is_own(e) or _is_interrupt(e)))
     raised = {e.file: e.line for e in thrown}
     ends: dict[str, int] = {}
     for event in _of(output, "begun"):
-        if _is_begun_again(event, events) and event.line < failed.get(event.file, 0):
+        if _is_begun_again(event, events) and event.line < stood.get(event.file, 0):
             ends[event.file] = max(ends.get(event.file, 0), event.line - 1)
     for event in events:
         is_end = event.fields.get("what") in whole or ("root" in event.fields and is_one_host)
@@ -196,8 +200,8 @@ def _is_begun_again(event: OutputEvent, events: Iterable[OutputEvent]) -> bool:
     kinds = (*words().kinds["precedence"], "cancelled", "local_exit", "exit", "job_exit", "stopped")
     before = (e for e in events if e.file == event.file and e.yields in kinds)
     last = max((e for e in before if e.line < event.line), key=lambda e: e.line, default=None)
-    if last is None:
-        return False
+    if last is None or "again" in event.fields:
+        return "again" in event.fields  # by torchrun, once the former processes are gone
     return not 0 < (event.at_s or 0.0) - (last.at_s or event.at_s or 0.0) < _LATE_S
 
 
@@ -359,6 +363,14 @@ def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
 
 
 _JUST_BEFORE = 12
+
+
+def _shown_before(found: EndingResult, output: JobOutput) -> str:
+    """An exception right before the first time-out, which no rank is known to have ended with."""
+    first = next((e for e in output.events if e.yields == "timeout" and found.positions), None)
+    near = (e for e in _of(output, "error") if first is not None and e.file == first.file
+            and 0 < first.line - e.line <= _JUST_BEFORE and _is_own(e))  # fmt: skip
+    return next((_exception(e)[0] for e in near), "")
 
 
 def _steps(found: EndingResult) -> Iterator[str]:

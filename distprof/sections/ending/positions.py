@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -22,7 +23,7 @@ _MAX_GAP = 1_000
 _NUMBERS = ("seq", "enqueued", "completed", "waited_ms", "timeout_ms")
 _MAX_QUOTE = 120
 _GLOO = "gloo-timeout"
-_OF_WATCHDOGS = ("timeout", "position", "frozen")
+OF_WATCHDOGS = ("timeout", "position", "frozen")
 _CUT_LINES = 2  # a fence, or the beginning of a line that is cut off
 
 
@@ -99,7 +100,8 @@ def _merged(
             timeout_ms=event.number("timeout_ms") or (None if is_first else before.timeout_ms),
         )
     seq = seq if is_first and seq is not None else before.seq
-    return replace(before, seq=seq, enqueued=enqueued, completed=completed)
+    found = replace(before, seq=seq, enqueued=enqueued, completed=completed)
+    return replace(found, seq=_first_pending(found)) if "local" in fields and seq is None else found
 
 
 def diagnose_positions(output: JobOutput) -> EndingResult | None:
@@ -118,8 +120,8 @@ def diagnose_positions(output: JobOutput) -> EndingResult | None:
     first = min(found, key=lambda one: order.index(one.cause))
     if first.cause == "behind" and (root := _root(first, dict(zip(waiting, found, strict=True)))):
         return root
-    if first.cause == "unfinished" and len(found) > 1 and "" not in waiting:
-        return _in_groups(waiting, output)
+    if first.cause not in ("mismatch", "behind") and len(found) > 1 and "" not in waiting:
+        return min(_in_groups(waiting, output), first, key=lambda one: order.index(one.cause))
     return first
 
 
@@ -215,7 +217,7 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
         who, are = name_ranks(silent), "they are" if len(silent) > 1 else "it is"
         rest = words().says("silent", who=who, are=are)
         # Whether a file ends in the lines of its watchdogs: those of other ranks may be cut off
-        last = ((e.file, e.line) for e in output.events if e.yields in _OF_WATCHDOGS)
+        last = ((e.file, e.line) for e in output.events if e.yields in OF_WATCHDOGS)
         ends = (output.lines_of.get(file, 0) - line for file, line in dict(last).items())
         if at_last := last_said(silent, output):
             rest += f" {at_last}"
@@ -265,6 +267,9 @@ def _whether_behind(
     own = {one.rank for one in positions if one.op == "GLOO"}
     if any(event.name == _GLOO and event.rank not in own for event in output.events):
         return words().said["gloo"]
+    lines = " ".join(line for one in output.ends.values() for line in one)
+    if words().search("said_all", lines):
+        return words().says("joined", who="By its author, every rank")
     members = _members(output)
     if len(waiting) == members and len({(one.seq, one.op) for one in waiting}) == 1:
         return words().says("joined", who=f"Each of the {members:,} ranks that take part")
@@ -297,7 +302,7 @@ def _members(output: JobOutput) -> int:
 
 def _late_starts(output: JobOutput) -> str:
     """Processes that called NCCL for the first time after the first time-out of a watchdog."""
-    first = next(e for e in output.events if e.yields in _OF_WATCHDOGS)
+    first = next(e for e in output.events if e.yields in OF_WATCHDOGS)
     setups = [e for e in output.events if e.yields == "setup" and e.file == first.file]
     known = {e.fields["process"] for e in setups if e.line < first.line}
     begun = {e.fields["process"] for e in setups if e.fields["stage"] == "Bootstrap"}
@@ -329,11 +334,12 @@ def took_longer(output: JobOutput, found: EndingResult) -> str:
     """The work of which the log says that it took longer than the timeout; empty without any."""
     limit = min((one.timeout_ms for one in found.positions if one.timeout_ms), default=0)
     lines = (line for one in output.ends.values() for line in one)
-    took = {float(match[1]): line for line in lines if (match := words().search("took", line))}
-    longest = max(took, default=0.0)
-    if not 0 < limit <= 1000 * longest:
+    took = [match for line in lines if (match := words().search("took", line))]
+    longest = max(took, key=lambda match: float(match[1] or match[2]), default=None)
+    if longest is None or not 0 < limit <= 1000 * float(longest[1] or longest[2]):
         return ""
-    return words().says("longer", said=took[longest].strip()[-_MAX_QUOTE:])
+    said = longest.string[: longest.end()].strip()
+    return words().says("longer", said=said[-_MAX_QUOTE:])
 
 
 def _second_of_day(time: re.Match[str]) -> int:
@@ -342,7 +348,7 @@ def _second_of_day(time: re.Match[str]) -> int:
 
 def _bar_moved(output: JobOutput) -> str:
     """How far a bar of progress went after the first time-out; empty if none moved."""
-    first = next(e for e in output.events if e.yields in _OF_WATCHDOGS)
+    first = next(e for e in output.events if e.yields in OF_WATCHDOGS)
     after = output.ends.get(first.file, ())[first.line - output.lines_of[first.file] - 1 :]
     bars = [bar for line in after if (bar := words().search("bar", line))]
     done = [int(bar["done"]) for bar in bars if bar["total"] == bars[-1]["total"]]
@@ -430,37 +436,70 @@ def _unequal(name: str, what: str, waiting: Sequence[EndingPosition]) -> EndingR
     for key, some in grouped(((one.op, one.size), one) for one in waiting).items():
         size = f" of {counted(int(key[1]), 'element')}" if key[1].isdigit() else ""
         texts.append(f"{_who(some, name)} in {operation_kind(key[0])}{size}")
-    number = "" if waiting[0].seq is None else f" number {waiting[0].seq:,}"
+    number = "" if waiting[0].seq is None else f" as collective number {waiting[0].seq:,}"
     differ = "different operations" if what == "op" else "different sizes"
     return _stuck(
         "mismatch",
-        f"ranks launched {differ} as collective{number}{_of(name)}: {'; '.join(texts[:4])}.",
+        f"ranks launched {differ}{number}{_of(name)}: {'; '.join(texts[:4])}.",
         waiting,
         ranks=tuple(one.rank for one in odd if one.is_global),
     )
 
 
 def _silent(positions: Sequence[EndingPosition], output: JobOutput) -> tuple[int, ...]:
-    """Ranks of the default group that no line of a watchdog names."""
+    """Ranks of a group that no line of a watchdog names."""
     if not all(one.is_global for one in positions):
-        return ()
-    if positions[0].group and not _are_numbers_global(positions, output):
         return ()
     told = (e.rank for e in output.events if e.yields in words().kinds["reports"])
     known = {*(one.rank for one in positions), *(rank for rank in told if rank is not None)}
-    named = {e.fields.get("group") for e in output.events if e.yields in _OF_WATCHDOGS}
-    members = _members(output) if DEFAULT_GROUPS[0] in named else 0
-    said = _said_world(output)
-    said *= said > max(one.rank for one in positions)
-    world = 0 if positions[0].group else output.world_size or members or said
-    printed = () if positions[0].group else output.ranks
-    expected = {*range(world), *printed} if world <= 1 << 20 else set(printed)
-    waiting = {one.rank for one in positions}
-    holes = max(waiting) + 1 - len(waiting)
-    if not world and len(waiting) > 2 and 3 * holes <= len(waiting):  # few holes in 0, 1, 2, …
-        expected |= set(range(max(waiting)))
+    if positions[0].group:
+        expected = _by_place(positions, output)
+    else:
+        expected, aborted = _of_world(positions, output), _ended_by(signal.SIGABRT, output)
+        if aborted:  # by their watchdogs, but ranks that their launcher ended had not timed out
+            expected |= _ended_by(signal.SIGTERM, output)
+        known |= aborted
     silent = tuple(sorted(expected - known))
     return silent if len(silent) <= len(known) else ()
+
+
+def _of_world(positions: Sequence[EndingPosition], output: JobOutput) -> set[int]:
+    """The ranks of a job, as far as the output shows them."""
+    named = {e.fields.get("group") for e in output.events if e.yields in OF_WATCHDOGS}
+    members = _members(output) if DEFAULT_GROUPS[0] in named else 0
+    waiting, said = {one.rank for one in positions}, _said_world(output)
+    world = output.world_size or members or said * (said > max(waiting))
+    expected = {*range(world), *output.ranks} if world <= 1 << 20 else {*output.ranks}
+    return expected if world else expected | set(range(_last_of(waiting) + 1))
+
+
+def _last_of(numbers: set[int]) -> int:
+    """The last of the numbers 0, 1, 2, … if few of them are missing; else -1."""
+    holes = max(numbers) + 1 - len(numbers)
+    return max(numbers) if len(numbers) > 2 and 3 * holes <= len(numbers) else -1
+
+
+def _ended_by(number: signal.Signals, output: JobOutput) -> set[int]:
+    """Ranks that a launcher reports to have ended by a signal."""
+    exits = (e for e in output.events if e.yields == "exit" and e.number("code") == -number)
+    return {event.rank for event in exits if event.rank is not None}
+
+
+def _by_place(positions: Sequence[EndingPosition], output: JobOutput) -> set[int]:
+    """The global ranks of a group whose members are evenly apart, such as those of a mesh axis."""
+    group, ranks = positions[0].group, {one.rank for one in positions}
+    own = [e for e in output.events if e.rank in ranks and "own" in e.fields]
+    own = [e for e in own if (_group(e) or group) in group]  # or of a line that names none
+    own = [e for e in own if e.fields.get("group") not in DEFAULT_GROUPS]
+    places = {event.number("own") or 0: event.rank or 0 for event in own}
+    if len(places) < len(ranks) or len(places) == 1:
+        return set()
+    (place, rank), (other, last) = min(places.items()), max(places.items())
+    step = (last - rank) // (other - place)
+    first = rank - step * place
+    size = max(_members(output), _last_of({*places}) + 1)
+    is_even = all(at == first + step * number for number, at in places.items())
+    return {first + step * n for n in range(size)} if is_even and step > 0 <= first else set()
 
 
 def _said_world(output: JobOutput) -> int:
@@ -469,14 +508,6 @@ def _said_world(output: JobOutput) -> int:
     found = {2 if n.lower() == "two" else int(n) for line in lines
              for n in re.findall(words().patterns["gpus"], line)}  # fmt: skip
     return found.pop() if len(found) == 1 else 0
-
-
-def _are_numbers_global(positions: Sequence[EndingPosition], output: JobOutput) -> bool:
-    """Whether the members of a group have their global ranks in it: then it begins at rank 0."""
-    ranks = {one.rank for one in positions}
-    own = {(e.rank, n) for e in output.events if e.rank in ranks and _group(e) in positions[0].group
-           and (n := e.number("own")) is not None}  # fmt: skip
-    return own == {(rank, rank) for rank in ranks}
 
 
 def _frozen(
