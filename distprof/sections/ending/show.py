@@ -93,7 +93,7 @@ def ending_verdict(report: Report) -> VerdictText:
     if report.nccl.num_texts:  # it is on
         steps = tuple(step for step in steps if not step.endswith("how far NCCL comes."))
     trained = training_verdict(report) if has_steps and result.cause == "complaint" else None
-    until = (f"Until then: {trained[0]}" if trained else "", known_network(report))
+    until = filter(None, (trained and f"Until then: {trained[0]}", known_network(report)))
     return result.verdict, (*until, *result.why, *result.alternatives, *steps)
 
 
