@@ -188,7 +188,7 @@ _MOST_NAMED = 6
 
 @rule(
     "NET104",
-    Severity.INFO,
+    Severity.WARNING,
     costs_time=False,
     used_ratio=Limit(
         0.99, "smallest acceptable share of used cards among those that could each serve a GPU"
