@@ -129,19 +129,22 @@ def read_fabric(source: str) -> FabricFile:
     return _perftest(lines, source) or _nccl_tests(lines, source)
 
 
-def best_of_test(text: str) -> tuple[str, int | None]:
-    """What nccl-tests measured in a text, as a sentence, and the number of hosts that it lists."""
+def best_of_test(text: str) -> tuple[str, dict[int, str]]:
+    """What nccl-tests measured in a text, as a sentence, and the hosts of ranks that it lists."""
     lines = text.splitlines()
     tables = list(_tables(lines))
     best = [_best(t) for t in tables if any(h[2] for row in t.rows for h in row.halves)]
     mean = [found for found in map(_SAYS["mean"].search, lines) if found]
-    hosts = {host for table in tables for host in table.hosts.values()}
+    listed = sorted({pair for table in tables for pair in table.hosts.items()})
+    hosts = dict(listed)
+    if len(hosts) < len(listed):  # tests on different hosts: no rank has one
+        hosts = {~place: host for place, (_, host) in enumerate(listed)}
     if best:
-        return f"In nccl-tests, {best[-1]}.", len(hosts) or None
+        return f"In nccl-tests, {best[-1]}.", hosts
     said = (
         f"In nccl-tests, the mean bus bandwidth is {float(mean[-1][1]):.3g} GB/s." if mean else ""
     )
-    return said, len(hosts) or None
+    return said, hosts
 
 
 def _own(data: bytes, source: str) -> FabricFile:

@@ -127,7 +127,7 @@ class NcclLog(msgspec.Struct, frozen=True, kw_only=True):
     peer_path: tuple[float, str] | None = None
     card_path: tuple[float, str] | None = None
     tested: str = ""  # What nccl-tests measured, if its output is in the same file; one sentence.
-    num_test_hosts: int | None = None  # Hosts that nccl-tests lists there.
+    test_hosts: Mapping[int, str] = {}  # Rank to host, as nccl-tests lists them there.
     choices: tuple[NcclChoice, ...] = ()  # Algorithms and protocols.
     warnings: tuple[NcclWarning, ...] = ()  # Warnings, most frequent first.
     num_lines: int = 0  # Lines read, including those of other programs.

@@ -188,7 +188,7 @@ def _with_other_lines(run: Run) -> Run:
         from distprof.ingest.fabric import best_of_test
 
         tested, hosts = best_of_test(start.decode("utf-8", "replace"))
-        run = run.having(replace(log, tested=tested, num_test_hosts=hosts))
+        run = run.having(replace(log, tested=tested, test_hosts=hosts))
     if log is not None and not (log.edges or log.networks or log.card_path or log.peer_path):
         run = _with_machines(run)
     files = log.files[:_MAX_FILES_CHECKED] if log is not None and log.num_jobs < 2 else ()

@@ -25,6 +25,7 @@ from distprof.run.run import Run
 BOUND = Bound(reads="output of nvidia-smi topo -m", num_bytes=1 << 24, names=512, beyond="refused")
 MAX_DEVICES = 512
 _SNIFFED_BYTES = 1 << 18
+_JSON = (b"{", b"{}", b'{"', b"[", b"[{", b"[[", b'["')
 _SIGNS = (b"GPU0", b"P2P=", b"GPU(row)", b"CPU(row)", b"bandwidth in GB/s")
 # Output of nccl-tests, which is for ``distprof fabric`` unless NCCL's initialisation is in it.
 TEST_SIGNS = (b"out-of-place", b"algbw", b"busbw")
@@ -42,7 +43,7 @@ _refuse = refusing(
 def fits_machine(source: str) -> bool:
     """Whether a source begins with a matrix of ``nvidia-smi topo -m``, even after other output."""
     start = beginning(source, _SNIFFED_BYTES)
-    if not any(sign in start for sign in _SIGNS) or start.lstrip()[:1] in (b"{", b"["):
+    if start.lstrip()[:2].rstrip() in _JSON or not any(sign in start for sign in _SIGNS):
         return False
     if all(sign in start for sign in TEST_SIGNS):  # what was measured says more than the topology
         return False
@@ -108,7 +109,8 @@ def _copies(lines: Sequence[str]) -> Iterator[GpuCopies]:
         if title := _SAYS["copies"].search(line):
             rows = {}
             host = {"->": "from", "<-": "to"}[title["way"]] if title["host"] else ""
-            matrices.setdefault((host, bool(title["both"]), not title["off"]), rows)
+            key = (host, bool(title["both"]), not title["off"])
+            matrices[key] = matrices.get(key) or rows  # what has no rows is no title
         elif _SAYS["other_matrix"].search(line):
             rows = {}
         elif (row := _SAYS["speeds"].fullmatch(line)) and int(row[1]) == len(rows) < MAX_DEVICES:

@@ -67,8 +67,8 @@ def analyze_ending(run: Run) -> EndingResult:
     is_known = log is not None and any(
         (log.edges, log.networks, log.links, log.warnings, log.remarks)
     )
-    if log is not None and log.num_test_hosts and not log.tested:  # a test that stands
-        is_known &= log.num_test_hosts == 1 and not log.edges
+    if log is not None and log.test_hosts and not log.tested:  # a test that stands
+        is_known &= len({*log.test_hosts.values()}) == 1 and not log.edges
     if found.state or found.cause not in ("set-up", "ready", "stage") or not is_known:
         return found
     also = found.verdict.replace("Not decided", "If the job hangs at this point (distprof hang)", 1)

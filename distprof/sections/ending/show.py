@@ -93,7 +93,7 @@ def ending_verdict(report: Report) -> VerdictText:
     steps = () if result.state else result.next_steps  # no finding says them
     if report.nccl.num_texts:  # it is on
         steps = tuple(step for step in steps if not step.endswith("how far NCCL comes."))
-    known = (*until(report), known_network(report))
+    known = filter(None, (*until(report), known_network(report)))
     return result.verdict, (*known, *result.why, *result.alternatives, *steps)
 
 

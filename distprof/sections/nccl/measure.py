@@ -61,7 +61,7 @@ def analyze_nccl(run: Run) -> NcclResult:
         peer_path=log.peer_path,
         card_path=log.card_path,
         tested=log.tested,
-        num_test_hosts=log.num_test_hosts,
+        num_test_hosts=len({*log.test_hosts.values()}) or None,
         groups=_groups(log, places),
         transports=_transports(log, places),
         hosts=_hosts(log),
@@ -96,6 +96,7 @@ class _Places:
 
     def __init__(self, log: NcclLog) -> None:
         self._processes = log.processes
+        self._tested = log.test_hosts if len(log.communicators) < 2 else {}
         written: dict[tuple[object, ...], set[str]] = defaultdict(set)
         for edge in log.edges:
             # Lines without a direction are those of the sender
@@ -148,7 +149,8 @@ class _Places:
         """Host of one end of a connection."""
         members = {} if edge.communicator is None else self._of_member[edge.communicator]
         known = None if rank is None else members.get(rank)
-        return known or self._of_writer.get((edge.communicator, rank))
+        known = known or self._of_writer.get((edge.communicator, rank))
+        return known or (None if rank is None else self._tested.get(rank))
 
     def where(self, edge: NcclEdge) -> str:
         """Inside or between nodes, by the hosts of both ends or, if unknown, by the transport.

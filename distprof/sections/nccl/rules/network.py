@@ -87,21 +87,24 @@ def _by_choice(nccl: NcclResult) -> Iterator[Draft]:
         )
         return
     # A few ranks of which one host is seen are most probably all on it
-    is_small = any(group.num_ranks <= _GPUS_OF_A_HOST for group in nccl.groups[:1])
-    is_inside = nccl.is_on_one_host or (is_small and not nccl.has_several_hosts)
+    group = next(iter(nccl.groups), None)
+    is_due = group.num_ranks > _GPUS_OF_A_HOST if group else bool(_why(nccl))
+    is_inside = nccl.is_on_one_host or not (is_due or nccl.has_several_hosts)
     if set(nccl.networks) != {"Socket"} or is_inside:
         return
     processes = counted(nccl.num_processes, "process")
     by = f", according to {processes}" if nccl.num_processes else ""
-    seen = "" if nccl.has_several_hosts else ", if there are any: the text shows one"
+    several = nccl.has_several_hosts
+    seen = "" if several else ", if there are any: the text shows one"
+    what = "uses TCP sockets between nodes" if several else "has only TCP sockets"
     yield Draft(
-        headline=f"NCCL uses TCP sockets between nodes{by}",
+        headline=f"NCCL {what}{by}",
         message=(
             f"NCCL uses sockets{over_cards(nccl)} for everything between nodes{seen}{_why(nccl)}."
         ),
         fix=advice("nccl-over-sockets", "chosen"),
         confidence=Confidence.INFERRED,
-        severity=None if nccl.has_several_hosts else Severity.INFO,
+        severity=None if several else Severity.INFO,
         evidence=("nccl.networks", "nccl.hosts"),
     )
 
