@@ -308,7 +308,7 @@ def _ranges(table: OperatorTable) -> set[TableOperator]:
     """Rows of the device that are spans of time around kernels, of which tables have rows too."""
     alone = [row for row in table.operators if row.self_device_ns and not row.cpu_ns]
     alone = sorted((r for r in alone if not r.self_cpu_ns), key=lambda row: -row.self_device_ns)
-    host = {r.name for r in table.operators if r.cpu_ns and not r.self_device_ns}
+    host = {r.name for r in table.operators if r.cpu_ns and not r.self_device_ns and not r.kind}
     around = {row for row in alone if row.name.startswith(_RANGES) or row.name in host}
     listed = sum(row.self_device_ns for row in alone) - sum(r.self_device_ns for r in around)
     for row in alone:
