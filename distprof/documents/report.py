@@ -37,7 +37,7 @@ def cost_text(finding: Finding, report: Report) -> str:
     if cost is None:
         return recovered
     if any(place.startswith("training_log") for place in finding.evidence):
-        return _cost_of(cost, "iteration", report.training_log.mean_ns)
+        return _cost_of(cost, report.training_log.unit, report.training_log.mean_ns)
     if not report.run.ranks and report.step_log.ranks:
         return _cost_of(cost, "step", report.step_log.median_ns)
     # Costs are means over ranks, so the reference is too; without traces it is the simulated step

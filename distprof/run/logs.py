@@ -301,6 +301,8 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
     printed_samples_per_s: Floats
     timers: Mapping[str, Int64Array] = {}  # Name of a timer to int64 ns per iteration, or ABSENT.
     is_of_slowest_ranks: bool = False  # Whether each timer shows the slowest rank in that timer.
+    # Time per iteration that printed iterations do not have, as a mean; None if they are alike.
+    unprinted_ns: int | None = None
     # Layout of the job according to the log.
     facts: TrainingFacts = msgspec.field(default_factory=TrainingFacts)
     num_lines: int = 0  # Lines of the files.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
 from math import prod
 from typing import Literal
@@ -15,6 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from distprof.artefacts.run_file import RunFile
+from distprof.bounds import table_beside
 from distprof.terms import MeshAxis
 from distprof.units import fold_ranks
 
@@ -78,28 +79,12 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 # Mesh axes from the names of groups ---------------------------------------------------------------
 
-# Descriptions of process groups to mesh axes; the first match decides. Megatron-LM's names end in
-# _GROUP, DeviceMesh's names begin with mesh_, and vLLM and SGLang use the bare axis.
-_AXES: tuple[tuple[re.Pattern[str], MeshAxis | None], ...] = tuple(
-    (re.compile(pattern), axis)
-    for pattern, axis in (
-        (r"expert_model_parallel|expert_parallel|(^|_)ep($|_)", MeshAxis.EP),
-        (r"expert_data_parallel|data_modulo_expert", MeshAxis.DP),
-        (r"expert_tensor", MeshAxis.TP),
-        (r"tensor_and_data|tensor_and_context|embedding", None),
-        (r"tensor_model_parallel|tensor_parallel|(^|_)tp($|_)", MeshAxis.TP),
-        (r"pipeline_model_parallel|pipeline_parallel|(^|_)pp($|_)", MeshAxis.PP),
-        (r"(^|_)model_parallel", None),  # tensor and pipeline together
-        (
-            r"dp_replicate|(^|_)replicate|inter_.*data_parallel|inter_distributed",
-            MeshAxis.DP_REPLICATE,
-        ),
-        (r"dp_shard|(^|_)fsdp|(^|_)shard($|_)|intra_.*data_parallel", MeshAxis.DP_SHARD),
-        (r"(^|_)dp($|_)|data_parallel|(^|_)ddp($|_)", MeshAxis.DP),
-        (r"context_parallel|(^|_)cp($|_)|ulysses", MeshAxis.CP),
-        (r"^world|default_pg", MeshAxis.WORLD),
-    )
-)
+
+@cache
+def _axes() -> list[tuple[re.Pattern[str], MeshAxis | None]]:
+    """Descriptions of process groups, and the axes that they name; the first match decides."""
+    groups = table_beside(__package__, "axes.toml")["groups"]
+    return [(re.compile(g["match"]), MeshAxis(g["axis"]) if "axis" in g else None) for g in groups]
 
 
 def axis_of(
@@ -111,7 +96,7 @@ def axis_of(
     rank; None otherwise.
     """
     words = re.sub(r"[^a-z0-9]+", "_", description.lower())
-    for pattern, axis in _AXES:
+    for pattern, axis in _axes():
         if pattern.search(words):
             return axis
     members = len(ranks) or size

@@ -15,21 +15,7 @@ if TYPE_CHECKING:
 
 MIN_LOSS_RATIO = 0.05  # A part below this share of the step does not dominate
 
-_LABELS = {
-    "computation_ns": "computation",
-    "exposed_transfer_ns": "exposed transfer",
-    "exposed_wait_ns": "waiting for late ranks",
-    "exposed_p2p_wait_ns": "waiting in send/recv",
-    "exposed_comm_unsplit_ns": "exposed communication",
-    "exposed_copy_ns": "exposed copies",
-    "idle_host_ns": "idle: late launches",
-    "idle_sync_ns": "idle: synchronising calls",
-    "idle_pause_ns": "idle: pauses of the CPU",
-    "idle_input_ns": "idle: input",
-    "idle_comm_wait_ns": "idle: after communication",
-    "idle_unknown_ns": "idle: cause unknown",
-}
-"""Labels in the order of the waterfall; the keys are its fields."""
+_WORDS = table_beside(__package__, "losses.toml")
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,19 +35,18 @@ def parts_of(report: Report) -> tuple[Part, ...]:
         return ()
     return tuple(
         Part(
-            key=field.removesuffix("_ns"),
-            label=label,
-            ns=getattr(everything, field) / windows,
-            ratio=getattr(everything, field) / everything.span_ns,
+            key=key,
+            label=words["label"],
+            ns=getattr(everything, f"{key}_ns") / windows,
+            ratio=getattr(everything, f"{key}_ns") / everything.span_ns,
         )
-        for field, label in _LABELS.items()
+        for key, words in _WORDS.items()
     )
 
 
 def loss_words(key: str) -> tuple[str, str]:
     """What a verdict says of a part that dominates, and what to do about it."""
-    words = table_beside(__package__, "losses.toml")[key]
-    return words["said"], words["action"]
+    return _WORDS[key]["said"], _WORDS[key]["action"]
 
 
 def mean_span_ns(report: Report) -> float | None:

@@ -113,7 +113,8 @@ def judge(report: Report) -> Verdict:
     measured = _judge_measured(report)
     is_told = bool(report.ending.state) and not report.ending.follows(report.job.failure)
     if is_told and report.job.outcome != "completed":
-        why = (_show_of("nccl").known_network(report), *report.ending.why)
+        known = (_show_of("nccl").known_network(report), *_show_of("ending").until(report))
+        why = (*known, *report.ending.why)
         return _said(report.ending.verdict, why, measured.part)
     end = end_line(report)
     if not end:

@@ -9,10 +9,9 @@ import math
 import re
 from array import array
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -101,6 +100,7 @@ class Grammar(msgspec.Struct):
     mfu: list[float] = msgspec.field(default_factory=list)  # FLOP utilisations, as printed, 0 to 1.
     is_full: bool = False  # Whether some reports or timer values were dropped because of a limit.
     is_of_slowest_ranks: bool = False  # Whether each timer shows the slowest rank in that timer.
+    unprinted_ns: int | None = None  # Time per iteration that printed iterations do not have.
     notes: list[str] = msgspec.field(default_factory=list)  # Assumptions.
 
     def take(self, block: bytes) -> None:
@@ -212,6 +212,8 @@ IMPOSSIBLE = 1.5
 _TINY = 0.05
 """Share of the peak below which batches or waits matter more than kernels."""
 
+_FEWEST_TICKS, _FEWEST_TIMED = 2, 3  # Ticks of the clock between two lines, and pairs of them
+_EVEN = 0.03  # Relative difference of a ratio that is a whole number
 TYPED, RUN, AGAIN = "timed phases", "Run number ", "Iteration numbers start again"
 """Beginning of the name of a log that someone typed, and of notes on several runs in a text."""
 
@@ -254,8 +256,8 @@ def to_log(
     if chosen.mfu:
         notes += use_notes(median(chosen.mfu[len(chosen.mfu) // 2 :]), "an MFU of {}")
     rows, kept = _of_one_rank(chosen.rows, notes)
-    rows = _timed_by_stamps(rows, notes)
     timers = {name: _timer(values, kept, len(rows)) for name, values in chosen.timers.items()}
+    rows, timers, unprinted_ns = _compared_with_the_clock(rows, timers, notes)
     if chosen.is_full:
         notes.append(NOTES["full"].format(len(rows), MAX_ROWS))
     iteration = _ints(row.iteration for row in rows)
@@ -271,6 +273,7 @@ def to_log(
         printed_samples_per_s=_floats(next((g.rates for g in (chosen, *others) if g.rates), [])),
         timers=timers,
         is_of_slowest_ranks=chosen.is_of_slowest_ranks,
+        unprinted_ns=chosen.unprinted_ns or unprinted_ns,
         facts=_facts(chosen, others),
         num_lines=num_lines,
         num_reports=len(chosen.rows) + chosen.num_timer_lines,
@@ -319,24 +322,66 @@ def _of_one_rank(rows: Sequence[Row], notes: list[str]) -> tuple[list[Row], Int6
     return [row for row in rows if row.rank == rank], place
 
 
-def _timed_by_stamps(rows: list[Row], notes: list[str]) -> list[Row]:
-    """Reports with durations from the times of their lines, if they have none or longer ones."""
-    timed = [row._replace(duration_ns=None) for row in rows[:1]]
-    for before, row in pairwise(rows):
-        ns, span = None, None
-        if None not in (before.at_s, row.at_s, before.iteration, row.iteration):
-            seconds = row.at_s - before.at_s  # type: ignore[operator]
-            span = row.iteration - before.iteration  # type: ignore[operator]
-            ns = round(seconds / span * 1e9) if span > 0 and 0 < seconds < 1e7 else None
-        timed.append(row._replace(duration_ns=ns, span=None if ns is None else span))
-    printed = [row.duration_ns for row in rows if row.duration_ns]
-    both = [(r.duration_ns, t.duration_ns) for r, t in zip(rows, timed, strict=True)]
-    ratios = [(ns or written) / written for ns, written in both if written]
-    if not ratios or (printed and median(ratios) < IMPOSSIBLE):
-        return rows
-    why = ", because the printed ones are longer" if printed else ""
+def _ticks(rows: Sequence[Row]) -> Iterator[tuple[int, int, int]]:
+    """First report, last one, and ns per iteration between the times of their lines.
+
+    Between the two, the clock that lines show ticks often enough.
+    """
+    known = [row.at_s for row in rows if row.at_s is not None]
+    least = _FEWEST_TICKS * (1.0 if all(at.is_integer() for at in known) else 1e-3)
+    start, number, at = 0, -1, math.inf
+    for end, row in enumerate(rows):
+        if row.at_s is None or row.iteration is None:
+            start, number, at = end, -1, math.inf
+        elif row.iteration <= number or row.at_s < at:
+            start, number, at = end, row.iteration, row.at_s
+        elif row.at_s - at >= least or end == len(rows) - 1:
+            if ns := s_to_ns((row.at_s - at) / (row.iteration - number)):
+                yield start, end, ns
+            start, number, at = end, row.iteration, row.at_s
+
+
+def _compared_with_the_clock(
+    rows: list[Row], timers: dict[str, Int64Array], notes: list[str]
+) -> tuple[list[Row], dict[str, Int64Array], int | None]:
+    """Durations from the times of lines, and timers, if reports have none or impossible ones.
+
+    Also where printed ones leave out most of the time, and then that part of an iteration in ns.
+    """
+    ticks, printed = [*_ticks(rows)], _ints(row.duration_ns for row in rows)
+    means = _means(printed, ticks)
+    ratios = [tick[2] / mean for tick, mean in zip(ticks, means, strict=True) if mean > 0]
+    ratio, why, unprinted = median(ratios or [0.0]), "", None
+    is_known = (printed != ABSENT).any() and not 0 < ratio <= 1 / IMPOSSIBLE
+    if not ticks or (is_known and ratio < IMPOSSIBLE):
+        return rows, timers, None
+    if ratio >= IMPOSSIBLE:
+        is_even = len(ratios) >= _FEWEST_TIMED and min(ratios) > ratio / IMPOSSIBLE
+        is_multiple = is_even and abs(ratio - round(ratio)) < _EVEN * ratio
+        if is_multiple or not is_even:
+            notes += [NOTES["multiple"].format(round(ratio))] * int(is_multiple)
+            return rows, timers, None
+        why = ", because the printed ones are far shorter"
+        unprinted = round(float(np.mean([tick[2] for tick in ticks]) - np.mean(means[means > 0])))
+    elif ratios:
+        why = ", because the printed ones are longer"
     notes.append(f"Iteration times are the differences between the times of lines{why}.")
-    return timed
+    timed = [row._replace(duration_ns=None, span=None) for row in rows]
+    for start, end, ns in ticks:
+        span = (rows[end].iteration or 0) - (rows[start].iteration or 0)
+        timed[end] = rows[end]._replace(duration_ns=ns, span=span)
+    ends = [end for _, end, _ in ticks]
+    for name, column in timers.items():
+        timers[name] = np.full_like(column, ABSENT)
+        timers[name][ends] = _means(column, ticks)
+    return timed, timers, unprinted
+
+
+def _means(column: Int64Array, ticks: Sequence[tuple[int, int, int]]) -> Int64Array:
+    """Mean of the known values of the reports after the first one to the last one of each."""
+    parts = (column[start + 1 : end + 1] for start, end, _ in ticks)
+    known = (part[part != ABSENT] for part in parts)
+    return _ints(round(float(part.mean())) if len(part) else None for part in known)
 
 
 def _spans(rows: Sequence[Row]) -> Int64Array:

@@ -157,7 +157,7 @@ class NamedNumbersGrammar(Grammar):
         found = _of_the_usual_kind(self._found)
         if len(found) < 2:
             return
-        factor = self._factor(found) / _steps_of_a_time(found)
+        factor = self._factor(found)
         span = round(median(b.number - a.number for a, b in pairwise(found)))
         usual = median([one.time for one in found if one.time is not None] or [0.0]) * factor
         if span > 1 and found[0].is_bare and _by_stamps(found) is None:
@@ -265,17 +265,6 @@ def _of_the_usual_kind(found: list[_Report]) -> list[_Report]:
     rises = sum(b.number > a.number for a, b in pairs)
     starts = sum(b.number == mine[0].number for _, b in pairs)
     return mine if rises + min(starts, rises / 2) >= 0.8 * len(pairs) else []
-
-
-def _steps_of_a_time(found: list[_Report]) -> int:
-    """Steps that a printed time covers, if the times of the lines show that it is many."""
-    stamped = _by_stamps(found)
-    spans = [b.number - a.number for a, b in pairwise(found) if b.number > a.number]
-    times = [one.time for one in found if one.time is not None]
-    if stamped is None or not times or not all(one.has_unit for one in found) or not spans:
-        return 1
-    span = round(median(spans))
-    return span if span > 1 and 0.8 < median(times) / (stamped * span) < 1.05 else 1
 
 
 def _durations(found: list[_Report], factor: float) -> list[float | None]:

@@ -6,10 +6,12 @@ further program costs nothing where it printed nothing.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from itertools import pairwise
+from statistics import median
+from typing import NamedTuple
 
 import msgspec
 
@@ -25,6 +27,7 @@ from distprof.ingest.training_logs.grammar import (
     RATES,
     Grammar,
     Row,
+    TimerValues,
     line_around,
     ms_to_ns,
     s_to_ns,
@@ -32,7 +35,7 @@ from distprof.ingest.training_logs.grammar import (
     to_float,
     whole_number,
 )
-from distprof.units import format_ratio
+from distprof.units import NS_PER_S, format_ratio
 
 _ESCAPES = re.compile(rb"\x1b\[[0-9;]{0,20}m")
 _MULTIPLES = {b"K": 1e3, b"M": 1e6, b"B": 1e9, b"s": 1.0, b"ms": 1e-3, b"us": 1e-6}
@@ -41,8 +44,9 @@ _CLOCK = re.compile(
     rb"(?:(\d{1,4})(?: days?,|d) )?(?:(\d{1,4})(?:h ?|:(?=\d\d:)))?"
     rb"(?:(\d{1,2})(?:m ?|:))?(\d{1,2})s?"
 )
-_MAX_LINE = 8_000
+_MAX_LINE, _MAX_START = 8_000, 200
 _FEWEST_PARTS = 3
+_MOST_ERROR = 0.05  # of a mean that follows from others
 _MANY = 4
 _LEAST_OF_HOURS = 7_200.0  # ms between elapsed hours, whose four decimals are right to 5 % of it
 _MAX_RATES = 100_000
@@ -62,8 +66,8 @@ class Wording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     timers: dict[str, str] = msgspec.field(default_factory=dict)  # The same for timers, in seconds.
     # The same for timers that are sums since the last report.
     sums: dict[str, str] = msgspec.field(default_factory=dict)
-    # The same for means since the start of the epoch, by the names of a field and of timers: used
-    # where iterations are left out between two reports, so that the last one says too little.
+    # The same for means since the start of the epoch, by the names of a field and of timers: means
+    # between two reports follow from them, where iterations are left out.
     means: dict[str, str] = msgspec.field(default_factory=dict)
     less: int = 0  # Lines before the sign that may belong to the record.
     more: int = 0  # Lines after it.
@@ -84,7 +88,7 @@ class Wording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     worth: int = 2  # Of several kinds of reports of a program, those that are worth most are used.
     breaks: bool = False  # Whether the time until the next report is not that of its iterations.
     is_of_slowest: bool = False  # Whether each timer shows the slowest rank in that timer.
-    note: str = ""  # What a reader must know about the times, or about those of `means`.
+    note: str = ""  # What a reader must know about the times.
     note_of_whole: str = ""  # The same if `whole` makes the reports.
 
 
@@ -108,8 +112,19 @@ def _compiled(pattern: str) -> re.Pattern[bytes]:
     return re.compile(pattern.replace("NUMBER", NUMBER.decode()).encode())
 
 
+class _Means(NamedTuple):
+    """Means since the start of an epoch, as a report prints them."""
+
+    row: int  # index of the report
+    rank: int | None  # that printed it
+    num: float  # iterations
+    seconds: dict[str, float]  # time of an iteration, named ``s``, and of its timers
+
+
 class ReportGrammar(Grammar):
     """The reports of one program."""
+
+    _means: list[_Means] = msgspec.field(default_factory=list)
 
     _before: tuple[float, float] | None = None  # number and elapsed time of the last report
     _samples: float = 0.0  # samples at the last report that names them
@@ -148,7 +163,7 @@ class ReportGrammar(Grammar):
         self._worth = 0
         if self.rows:
             self.num_timer_lines = 0
-            for kept in (self.rows, self.timers, self.notes):
+            for kept in (self.rows, self.timers, self.notes, self._means):
                 kept.clear()
 
     def _take_phases(self, wording: Wording, timers: Mapping[str, int]) -> None:
@@ -174,6 +189,8 @@ class ReportGrammar(Grammar):
 
     def finish(self) -> None:
         """A few parts of iterations need not be typical; a rate without a time is of a batch."""
+        if self._means:
+            self._separate()
         if self._worth < _WHOLE and 0 < len(self.rows) < _FEWEST_PARTS:
             self.notes.append(NOTES["few_parts"])
         batch = self.facts.get("global_batch_size")
@@ -181,6 +198,38 @@ class ReportGrammar(Grammar):
             for rate in self.rates:
                 self.add(Row(iteration=None, duration_ns=s_to_ns(batch / rate), samples_per_s=rate))
             self.notes.append(NOTES["of_a_batch"])
+
+    def _separate(self) -> None:
+        """Use means between reports instead of single iterations, if others are between."""
+        ranks = [(one, other) for one, other in pairwise(self._means) if one.rank == other.rank]
+        is_each = ranks and median(other.num - one.num for one, other in ranks) == 1
+        printed = [self.rows[one.row].duration_ns for one in self._means]
+        if is_each and printed != [s_to_ns(one.seconds["s"]) for one in self._means]:
+            return
+        from_one = [one._replace(num=one.num - 1) for one in self._means]
+        parts = _between(self._means) or (_between(from_one) if from_one[0].num else [])
+        if len(parts) > 1:
+            self._find_stalls(parts[1:])
+        else:  # the digits do not suffice, or these are means of something else
+            parts = self._means[-1:] if parts else self._means
+            self.notes.append(NOTES["since_start"])
+        for one in self._means:
+            self.rows[one.row] = self.rows[one.row]._replace(duration_ns=None)
+        self.timers |= {name: TimerValues() for name in parts[0].seconds if name != "s"}
+        for one in parts:
+            ns = {name: s_to_ns(max(each, 0.0)) or 0 for name, each in one.seconds.items()}
+            whole = self.rows[one.row]._replace(duration_ns=ns.pop("s"), span=whole_number(one.num))
+            self.rows[one.row] = whole
+            for name, each in ns.items():
+                self._add_timer(self.timers.setdefault(name, TimerValues()), one.row, each)
+
+    def _find_stalls(self, parts: Sequence[_Means]) -> None:
+        """Time per iteration that neither printed single ones nor waits for input explain."""
+        single = sorted(self.rows[one.row].duration_ns or 0 for one in self._means)
+        known = (one.num * (one.seconds["s"] - one.seconds.get("data", 0.0)) for one in parts)
+        mean = sum(known) / sum(one.num for one in parts) * NS_PER_S
+        if len(single) > _FEWEST_PARTS and max(single[-2], 2 * median(single)) < mean:
+            self.unprinted_ns = round(mean - median(single))
 
     def _take_report(self, wording: Wording, record: bytes, line: re.Match[bytes]) -> None:
         values = _values(wording.fields, record) | {
@@ -197,23 +246,15 @@ class ReportGrammar(Grammar):
             if share >= LEAST_EVALUATION:
                 self.notes.append(NOTES["evaluation"].format(format_ratio(share)))
         last = self.rows[-1] if self.rows else None
-        means: dict[str, float] = {}
-        if wording.means:
-            numbers = [row.iteration for row in self.rows[-2:] if row.iteration is not None]
-            is_apart = len(numbers) > 1 and numbers[1] > numbers[0] + 1
-            if values.get("iteration", math.inf) <= 1 and is_apart:
-                return  # the means of the reports that follow hold the first of an epoch
-            is_next = last and last.iteration is not None and _number(values) == last.iteration + 1
-            means = {} if is_next else _values(wording.means, record)
-            values |= {name: value for name, value in means.items() if name in values}
         if values.get("rate", 0.0) > 0 and len(self.rates) < _MAX_RATES:
             self.rates.append(values["rate"])
         mfu = values.get("mfu_percent", 0.0) / 100 or values.get("mfu", 0.0)
         if 0 < mfu < 1 and len(self.mfu) < _MAX_RATES:
             self.mfu.append(mfu)
         number, ns, span = self._timed(wording, values)
-        stamp = stamp_s(line[0][:_MAX_LINE]) if wording.stamped else None
-        if ns is None and stamp is None and not any(name in values for name in RATES[:3]):
+        stamp = stamp_s(line[0][: _MAX_LINE if wording.stamped else _MAX_START])
+        is_timed = ns is not None or (wording.stamped and stamp is not None)
+        if not is_timed and not any(name in values for name in RATES[:3]):
             self.num_unknown += not values.keys() & {"elapsed_ms", "elapsed_s", "elapsed_h", "rate"}
             return
         if ns is None and 0 < self._worth < _PRINTED:  # the rest of a report that is made of timers
@@ -226,14 +267,16 @@ class ReportGrammar(Grammar):
         is_again = last and number is not None and (last.iteration, last.rank) == (number, rank)
         if self.rows and is_again:
             return  # a progress bar repeats its last report
-        if wording.note and bool(wording.means) == bool(means) and wording.note not in self.notes:
+        if wording.note and wording.note not in self.notes:
             self.notes.append(wording.note)
         self._is_rate_alone = ns is None and self._is_rate_alone is None
         self.add(Row._make((number, ns, span, *map(values.get, RATES), rank, stamp)))
-        if not (wording.timers or wording.sums or means):
+        if "s" in (means := _values(wording.means, record)):
+            count = values.get("iteration", 0.0) + 1  # as most programs count from 0
+            self._means.append(_Means(len(self.rows) - 1, rank, count, means))
+        if not (wording.timers or wording.sums):
             return
-        of_epoch = {name: value for name, value in means.items() if name in wording.timers}
-        found = _values(wording.timers, record) | of_epoch
+        found = _values(wording.timers, record)
         if last and last.iteration is not None and number is not None:
             span = max(number - last.iteration, 1)
             found |= {name: value / span for name, value in _values(wording.sums, record).items()}
@@ -309,6 +352,37 @@ class Reports:
         if any(grammar.is_full and name not in full for name, grammar in self.grammars.items()):
             rows = wordings()
             self._signs = Signs(tuple(r for r in rows if not self.grammars[r.program].is_full))
+
+
+def _between(means: Sequence[_Means]) -> list[_Means]:
+    """Means between reports, of many enough iterations for the digits; empty if there are none.
+
+    Programs that start again with a new epoch, or that print means of a window, have none.
+    """
+    values = [each for one in means for each in one.seconds.values()]
+    digits = (d for d in range(7) if all(abs(v - round(v, d)) < 1e-9 for v in values))
+    half = 0.5 * 10 ** -next(digits, 7)
+    parts: list[_Means] = []
+    starts: dict[int | None, _Means] = {}
+    for one in means:
+        start = starts.get(one.rank, one._replace(num=0.0))
+        if one.num <= start.num:
+            start = starts[one.rank] = one._replace(num=0.0)
+        if one.row and one.num < _FEWEST_PARTS:
+            continue  # the means of the reports that follow hold the first of an epoch
+        span, error = one.num - start.num, half * (one.num + start.num)
+        sums = {
+            name: one.num * value - start.num * start.seconds[name]
+            for name, value in one.seconds.items()
+            if name in start.seconds
+        }
+        if min(sums.values()) < -error:
+            return []
+        if error <= _MOST_ERROR * sums["s"]:
+            seconds = {name: value / span for name, value in sums.items()}
+            parts.append(_Means(one.row, one.rank, span, seconds))
+            starts[one.rank] = one
+    return parts
 
 
 def _phases(wording: Wording, record: bytes, line: re.Match[bytes]) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import TypeVar
 
@@ -9,6 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from distprof.artefacts.record import Record
+from distprof.bounds import table_beside
 from distprof.sections.base import Result
 
 FP32_KERNELS = r"(?<![a-z])(?:sgemm|scudnn)(?![a-z])"
@@ -47,20 +49,7 @@ class Saves:
     NARROW_CASTS = "no-round-trips"
 
 
-SAVING_TITLES = {
-    Saves.TENSOR_CORES: "products in fp32 ran on tensor cores",
-    Saves.FUSED_ATTENTION: "attention ran in fused kernels",
-    Saves.FUSED_LOSS: "the loss over the vocabulary ran in a fused kernel",
-    Saves.NO_RECOMPUTATION: "no activation was computed again",
-    Saves.PADDED_PRODUCTS: "dimensions of products were padded to a multiple of 64",
-    Saves.ONE_LAYOUT: "convolutions ran in the layout of their tensors",
-    Saves.FUSED_OPTIMIZER: "the optimizer ran in fused kernels",
-    Saves.UNSET_GRADIENTS: "gradients were dropped rather than set to zero",
-    Saves.SPREAD_INDICES: "indexing was as fast as memory",
-    Saves.FUSED_DROPOUT: "dropout ran in one kernel",
-    Saves.NARROW_CASTS: "no tensor was cast to fp32 and back",
-    Saves.MERGED_KERNELS: "a compiler merged kernels that hand each other tensors through memory",
-}
+SAVING_TITLES: Mapping[str, str] = table_beside(__package__, "titles.toml")
 
 
 class Pass(IntEnum):

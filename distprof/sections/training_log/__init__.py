@@ -60,15 +60,14 @@ class SlowPeriod(Record, frozen=True, kw_only=True):
     duration_ns: int  # Median duration of an iteration in it.
     usual_ns: int  # Median duration of the other iterations.
     excess_ns: int  # Its time beyond the usual duration, averaged over all iterations of the log.
-    is_gradual: bool  # Whether iterations get longer little by little, not from one to the next.
+    is_gradual: bool  # Whether iterations get longer and longer, not from one to the next.
 
-    @property
-    def when(self) -> str:
+    def when(self, unit: str) -> str:
         """For example ``from iteration 300 to 700``; how many reports, if they have no numbers."""
         if self.first_iteration is None:
             return f"for {self.num_reports:,} reports"
         end = "on" if self.last_iteration is None else f"to {self.last_iteration:,}"
-        return f"from iteration {self.first_iteration:,} {end}"
+        return f"from {unit} {self.first_iteration:,} {end}"
 
 
 class TrainingLogResult(Result, frozen=True, kw_only=True):
@@ -133,6 +132,15 @@ class TrainingLogResult(Result, frozen=True, kw_only=True):
     ideal_bubble_ratio: float | None = None
     num_unknown: int = 0  # Lines that look like reports but could not be parsed.
     num_restarts: int = 0  # Number of times that iteration numbers go back.
+
+    @property
+    def unit(self) -> str:
+        """What the times are those of: a bar may count something else than iterations."""
+        if self.origin.endswith("epochs"):
+            return "epoch"
+        if any(note.endswith("an iteration is a micro-batch.") for note in self.unavailable):
+            return "micro-batch"
+        return "step" if self.origin.startswith("the progress bar") else "iteration"
 
     @property
     def input_timer(self) -> TrainingTimer | None:

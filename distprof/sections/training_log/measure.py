@@ -58,6 +58,7 @@ least ratio of the last third to the first, of a growth."""
 _TOKENS = ("tokens_per_s", "tokens_per_s_per_device")
 _RATES = ("samples_per_s", "printed_samples_per_s", *_TOKENS, "tflops")
 _MAX_PERIODS = 20
+_MOST_OF_IT = 1.1  # Ratio of a timer to the iteration that contains it, as far as digits go.
 _MOST_ACCUMULATED, _FOR_STEP = 16, 2.5  # Micro-batches, and ratio of the one with the optimizer.
 _COMPUTE = ("forward-compute", "backward-compute")
 _EMBEDDING = ("backward-embedding-all-reduce", "embedding-grads-all-reduce")
@@ -122,7 +123,11 @@ def _times(log: TrainingLog) -> dict[str, Any]:
         "steady_ns": tuple(ns[-MAX_KEPT:].tolist()),
         "first_ns": int(log.duration_ns[first]),
         "slow_span": _slow_span(log.iteration[counts], log.duration_ns[counts], log.span[counts]),
-        **_slow(log.iteration[steady], ns, weight),
+        **(
+            {"slow_excess_ns": log.unprinted_ns}
+            if log.unprinted_ns
+            else _slow(log.iteration[steady], ns, weight)
+        ),
     }
 
 
@@ -338,7 +343,8 @@ def _timer(
     weight = log.span[known]
     mean = float(np.average(values[known], weights=weight))
     whole = float(np.average(log.duration_ns[known], weights=weight))
-    is_share = whole > 0 and log.origin != "DeepSpeed"  # the span of whose timers is unknown
+    is_share = mean <= _MOST_OF_IT * whole  # else it covers something else
+    is_share &= whole > 0 and log.origin != "DeepSpeed"  # the span of whose timers is unknown
     return TrainingTimer(
         name=name,
         num_reports=int(known.sum()),

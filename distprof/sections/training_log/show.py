@@ -11,7 +11,7 @@ from distprof.bounds import table_beside
 from distprof.escape import MAX_HEADLINE
 from distprof.ingest.training_logs.grammar import AGAIN, OF_THE_JOB, RUN, TYPED, USE
 from distprof.sections.base import VerdictText
-from distprof.sections.nccl.show import jobs_fact, nccl_verdict
+from distprof.sections.nccl.show import jobs_fact, nccl_verdict, told
 from distprof.sections.parts import is_recorded
 from distprof.sections.summaries.show import scaling_lines
 from distprof.sections.table import Bar, Column, TableView, counted, facts_table, rows_table
@@ -31,6 +31,9 @@ MOST_PARTS = 4
 
 _FEW_REPORTS, _FAR_LONGER = 3, 10
 """Up to this many reports, someone chose them one by one."""
+
+LONG_REDUCTION = 0.15
+"""Share of an iteration from which the gradients' reduction is a finding."""
 
 _SKEWED = 1.5  # Ratio of the mean to the median
 
@@ -64,7 +67,7 @@ def training_verdict(report: Report) -> VerdictText:
         *undecided,
         *(_waiting(log), _reducing(log), _advice(log), _input_sentence(log), slower_sentence(log)),
         *(_slow_sentence(log), f"Throughput: {rates}." if (rates := rate_text(log)) else ""),
-        *(nccl_line, _left_out(log)),
+        *(nccl_line, *(told(report.nccl, "connections") if nccl_line else ()), _left_out(log)),
         *(note for note in log.unavailable if note.startswith(_TOLD[: -1 if is_short else None])),
     )
     reasons = tuple(dict.fromkeys(each for each in why if each and each not in line))
@@ -135,12 +138,8 @@ def _plain(rate: float) -> str:
 
 
 def _what(log: TrainingLogResult) -> str:
-    """What the times are those of: a bar may count something else than iterations."""
-    if log.origin.endswith("epochs"):
-        return "An epoch"
-    if any(note.endswith("an iteration is a micro-batch.") for note in log.unavailable):
-        return "A micro-batch"
-    return "A step" if log.origin.startswith("the progress bar") else "An iteration"
+    """What the times are those of, for example ``An iteration``."""
+    return f"{'An' if log.unit[0] in 'ei' else 'A'} {log.unit}"
 
 
 def _line(log: TrainingLogResult) -> str:
@@ -229,6 +228,8 @@ def _of_reports(log: TrainingLogResult) -> str:
     """For example `` (mean of 5 reports, median 3.2 s).``; of one, only that it is one."""
     reports, usually = counted(log.num_steady, "report"), format_duration(log.median_ns)
     mean = f" (mean of {reports}, median {usually})" if log.num_steady > 1 else f" ({reports})"
+    if log.num_steady == 1 and (num := log.iterations_per_report or 1) > 1:
+        mean = f" (mean of {num:,} {log.unit}s)"
     return "." if _is_skewed(log) else f"{mean}."
 
 
@@ -263,26 +264,30 @@ def _waiting(log: TrainingLogResult) -> str:
     return f"Timers that include waiting for other stages: {', '.join(parts)}."
 
 
-def _reducing(log: TrainingLogResult) -> str:
-    """The timer of the gradients' reduction, if the program waits for it."""
+def reduction(log: TrainingLogResult) -> tuple[TrainingTimer | None, float, str]:
+    """The timer of the gradients' reduction, its share, and of what; no timer without a share."""
     _, whole = _phase_times(log)
     of = _what(log).lower() if whole == log.mean_ns else _PHASES_ALONE
-    for timer in (one for one in log.timers if one.name in _TABLE["reductions"]):
-        ratio = timer.mean_ns / whole if whole else 0.0
-        if ratio >= MIN_IDLE_RATIO or log.origin == "DeepSpeed":
-            return (
-                f"The reduction of gradients ({timer.name}) takes "
-                f"{format_duration(timer.mean_ns)}, {format_ratio(ratio)} of {of}."
-            )
-    return ""
+    timer = next((one for one in log.timers if one.name in _TABLE["reductions"] and whole), None)
+    return timer, timer.mean_ns / whole if timer else 0.0, of
+
+
+def _reducing(log: TrainingLogResult) -> str:
+    """The gradients' reduction, if the program waits for it; a long one is a finding."""
+    timer, ratio, of = reduction(log)
+    least = 0.0 if log.origin == "DeepSpeed" else MIN_IDLE_RATIO
+    if timer is None or not least <= ratio < LONG_REDUCTION:
+        return ""
+    return (
+        f"The reduction of gradients ({timer.name}) takes "
+        f"{format_duration(timer.mean_ns)}, {format_ratio(ratio)} of {of}."
+    )
 
 
 def _advice(log: TrainingLogResult) -> str:
     """What to do about a phase that takes most of the time; empty if none does."""
-    _, whole = _phase_times(log)
     shares = _shares(log)
-    for timer in (one for one in log.timers if one.name in _TABLE["reductions"] and whole):
-        shares["reduction of gradients"] = timer.mean_ns / whole
+    if reduction(log)[0]:
         shares["backward"] = 0.0  # It contains the reduction, which says more.
     most = max(_ADVICE, key=lambda phase: shares.get(phase, 0.0))
     least = _MOST_OF_BACKWARD if most == "backward" else _MOST_OF_IT
@@ -306,9 +311,9 @@ def slower_sentence(log: TrainingLogResult) -> str:
         return _slower_rate(log)
     now, usual = format_duration(slow.duration_ns), format_duration(slow.usual_ns)
     if slow.is_gradual:
-        return f"Iterations get longer little by little: {usual} at first, {now} later."
+        return f"{capitalized(log.unit)}s get longer and longer: {usual} at first, {now} later."
     return (
-        f"{capitalized(slow.when)}, an iteration takes {now} instead of {usual}, "
+        f"{capitalized(slow.when(log.unit))}, {_what(log).lower()} takes {now} instead of {usual}, "
         f"{slow.duration_ns / slow.usual_ns:.2f} times as long."
     )
 
@@ -321,8 +326,8 @@ def _slower_rate(log: TrainingLogResult) -> str:
     now, usual = (_plain(1e9 / ns) for ns in (slow.duration_ns, slow.usual_ns))
     change = f"from {usual} to {now} {rates[0][1]}"
     if slow.is_gradual:
-        return f"Throughput falls little by little, {change}."
-    return f"Throughput falls {change} {slow.when}."
+        return f"Throughput falls more and more, {change}."
+    return f"Throughput falls {change} {slow.when(log.unit)}."
 
 
 def _slow_sentence(log: TrainingLogResult) -> str:
@@ -430,8 +435,7 @@ def _first(log: TrainingLogResult) -> str:
     """The first report, if it is much longer: programs compile, allocate and connect in it."""
     if not log.first_ns or not log.median_ns or log.first_ns < 2 * log.median_ns:
         return ""
-    per = _what(log).split()[-1]
-    return f"{format_duration(log.first_ns)} per {per}, left out of all figures"
+    return f"{format_duration(log.first_ns)} per {log.unit}, left out of all figures"
 
 
 def _left_out(log: TrainingLogResult) -> str:

@@ -11,21 +11,11 @@ from distprof.artefacts.summary_file import Fingerprint
 from distprof.rules.base import Finding, NotChecked
 from distprof.sections.base import Result
 from distprof.terms import Subject
-from distprof.verbs import Displayed
+from distprof.verbs import PARTS, Displayed
 
 Mode = Literal["weak", "strong"]
 
-CAUSES = {
-    "exposed_transfer_ns": "exposed transfer",
-    "exposed_wait_ns": "imbalance and stragglers",
-    "bubble_ns": "pipeline bubble",
-    "unsplit_comm_ns": "exposed communication, not split",
-    "host_ns": "host",
-    "input_ns": "input",
-    "copy_ns": "copies",
-    "computation_ns": "computation grew",
-    "other_ns": "other",
-}
+CAUSES = {f"{field}_ns": part.cause for field, part in PARTS.items()}
 """Causes of a loss by part of the step, in the order of display."""
 
 

