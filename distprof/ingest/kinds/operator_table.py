@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from itertools import chain, repeat
+from itertools import chain, dropwhile, repeat, takewhile
 from math import isclose
 
 import msgspec
@@ -303,8 +303,8 @@ def _split(line: str, most: int) -> list[str]:
 def _row(line: str, columns: Sequence[str], *, is_last: bool) -> dict[str, str]:
     """Values of a row by column, possibly without the last ones; empty if it is none."""
     valued = [name for name in columns if name not in _TEXTS]
-    after = next((i for i, name in enumerate(columns) if name in _TEXTS and i > 1), len(columns))
-    cells = _split(line, 0 if is_last else sum(name in valued for name in columns[:after]))
+    most = [*takewhile(valued.__contains__, dropwhile(_TEXTS.__contains__, columns))]
+    cells = _split(line, 0 if is_last else len(most))
     is_marked = len(cells) > len(valued) + 1
     return dict(zip(columns if is_marked else ("Name", *valued), cells, strict=False))
 
