@@ -85,8 +85,8 @@ def test_columns_after_the_shapes_of_inputs_leave_rows_readable(tmp_path):
     path.write_text(printed.table(sort_by="cpu_time_total", row_limit=-1))
     assert "FLOPs" in path.read_text()
     found = read_operator_table(str(path))
-    assert len(found.operators) == len(printed) > 1
-    assert {one.name for one in found.operators} == {event.key for event in printed}
+    assert {one.name for one in found.operators} == {event.key for event in printed} - {"[memory]"}
+    assert found.notes == ()
 
 
 def test_operators_count_where_their_kernels_have_no_rows(tmp_path):
