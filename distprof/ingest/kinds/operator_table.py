@@ -329,7 +329,8 @@ class _Whole:
     def take_all(self, row: dict[str, str], what: str) -> None:
         """Add a row of columns: its own time, and that with calls, which its share tells if cut."""
         for column in map(str.format, ("Self {}", "Self {} total", "{} total"), repeat(what)):
-            share, ns = row.get(f"{column} %", "").removesuffix("%"), _ns(row.get(column, ""))
+            share, sign, _ = row.get(f"{column} %", "").partition("%")
+            ns = _ns(row.get(column, "")) if sign else 0  # a share without it is cut off
             self.take(ns, share if what == "CPU" or share.strip("0.") else "")
             if ns is None and _PATTERNS["share"].fullmatch(share) and self._error < _SAME:
                 row[column] = f"{round((self.ns or 0) * float(share) / 100)}ns"
