@@ -311,6 +311,7 @@ def _ranges(table: OperatorTable) -> set[TableOperator]:
     alone = sorted((r for r in alone if not r.self_cpu_ns), key=lambda row: -row.self_device_ns)
     host = {r.name for r in table.operators if r.cpu_ns and not r.self_device_ns and not r.kind}
     around = {row for row in alone if row.name.startswith(_RANGES) or row.name in host}
+    around |= {row for row in alone if row.device_ns > _ROUNDED * row.self_device_ns}
     listed = sum(row.self_device_ns for row in alone) - sum(r.self_device_ns for r in around)
     kernels = [row for row in alone if _KERNEL.search(row.name)]
     long_ns = max((row.self_device_ns / max(row.num_calls, 1) for row in kernels), default=0)
