@@ -195,11 +195,11 @@ def _operators(source: str, every: Sequence[str], *, is_second: bool = False) ->
     device = next((m[1] for m in map(_PATTERNS["of_device"].fullmatch, columns) if m), "")
     operators: list[TableOperator] = []
     whole = {what: _Whole() for what in ("CPU", device or "CUDA")}
-    totals: dict[str, int] = {}
+    totals: dict[str, int | None] = {}
     num_broken, notes, others = 0, list[str](), list[str]()
     for line in chain(first, (line.removeprefix(prefix) for line in lines)):
         if total := _PATTERNS["total"].match(line.strip()):
-            totals.setdefault(total[1], _ns(total[2].strip()) or 0)
+            totals.setdefault(total[1], _ns(total[2].strip()))
         elif _PATTERNS["header"].match(line):
             others = [line, *lines]
             break
@@ -218,11 +218,12 @@ def _operators(source: str, every: Sequence[str], *, is_second: bool = False) ->
     notes += [f"Unreadable rows, skipped: {num_broken:,}."] * (num_broken > 0)
     if not device and any(re.fullmatch(r"(?!CPU)\w+ total", name) for name in columns):
         notes.append("The table has no own times of the GPU (PyTorch before 1.7).")
+    known = {w: one.ns if totals.get(w) is None else totals[w] for w, one in whole.items()}
     table = OperatorTable(
         operators=tuple(operators),
         device=next(iter(totals.keys() - {"CPU"}), device) if first else device,
-        self_cpu_ns=totals.get("CPU", whole["CPU"].ns),
-        self_device_ns=totals.get(device, whole[device or "CUDA"].ns),
+        self_cpu_ns=known["CPU"],
+        self_device_ns=known[device or "CUDA"],
         notes=tuple(notes),
         is_from_top=not first,
     )

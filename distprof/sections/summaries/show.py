@@ -437,8 +437,7 @@ def _by_name(result: OperatorTableResult) -> dict[str, int]:
 
 def _of_the_top(result: OperatorTableResult) -> list[str]:
     """What the first rows of a sorted table and its longest name say, without most of the rows."""
-    field, cpu_ns = result.sorted_by, result.self_cpu_ns or 0
-    said = []
+    field, cpu_ns, said = result.sorted_by, result.self_cpu_ns or 0, list[str]()
     chip, whole = ("GPU", result.self_device_ns or 0) if "device" in field else ("CPU", cpu_ns)
     rows = [row for row in result.rows if field and getattr(row, field) < _NEARLY * whole]
     rows = [row for row in rows if "::" in row.name] or rows  # not ranges around operators
@@ -633,7 +632,7 @@ def _with_second(result: OperatorTableResult) -> list[str]:
     if not all(wholes):
         return [said[0], there, *said[1:]]
     kind = "longer there" if wholes[1] > wholes[0] else "shorter there"
-    most, least = max(wholes), min(wholes)
+    least, most = sorted(wholes)
     return [_say(kind, chip=chip, most=most, least=least, ratio=most / least), *said, there]
 
 
