@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from itertools import chain, repeat
+from itertools import chain, dropwhile, repeat, takewhile
 from math import isclose
 
 import msgspec
@@ -195,18 +195,18 @@ def _operators(source: str, every: Sequence[str], *, is_second: bool = False) ->
     device = next((m[1] for m in map(_PATTERNS["of_device"].fullmatch, columns) if m), "")
     operators: list[TableOperator] = []
     whole = {what: _Whole() for what in ("CPU", device or "CUDA")}
-    totals: dict[str, int] = {}
+    totals: dict[str, int | None] = {}
     num_broken, notes, others = 0, list[str](), list[str]()
     for line in chain(first, (line.removeprefix(prefix) for line in lines)):
         if total := _PATTERNS["total"].match(line.strip()):
-            totals.setdefault(total[1], _ns(total[2].strip()) or 0)
+            totals.setdefault(total[1], _ns(total[2].strip()))
         elif _PATTERNS["header"].match(line):
             others = [line, *lines]
             break
         elif line.strip(_RULES) and not totals:
             row = _row(line, columns, is_last=line == last)
             made = _operator(row, device)
-            num_broken += made is None
+            num_broken += made is None and "0.000us" not in row.values()  # [memory] has no time
             if made is not None:
                 for what, one in whole.items():
                     one.take_all(row, what)
@@ -218,11 +218,12 @@ def _operators(source: str, every: Sequence[str], *, is_second: bool = False) ->
     notes += [f"Unreadable rows, skipped: {num_broken:,}."] * (num_broken > 0)
     if not device and any(re.fullmatch(r"(?!CPU)\w+ total", name) for name in columns):
         notes.append("The table has no own times of the GPU (PyTorch before 1.7).")
+    known = {w: one.ns if totals.get(w) is None else totals[w] for w, one in whole.items()}
     table = OperatorTable(
         operators=tuple(operators),
         device=next(iter(totals.keys() - {"CPU"}), device) if first else device,
-        self_cpu_ns=totals.get("CPU", whole["CPU"].ns),
-        self_device_ns=totals.get(device, whole[device or "CUDA"].ns),
+        self_cpu_ns=known["CPU"],
+        self_device_ns=known[device or "CUDA"],
         notes=tuple(notes),
         is_from_top=not first,
     )
@@ -303,7 +304,8 @@ def _split(line: str, most: int) -> list[str]:
 def _row(line: str, columns: Sequence[str], *, is_last: bool) -> dict[str, str]:
     """Values of a row by column, possibly without the last ones; empty if it is none."""
     valued = [name for name in columns if name not in _TEXTS]
-    cells = _split(line, 0 if is_last else len(valued))
+    most = [*takewhile(valued.__contains__, dropwhile(_TEXTS.__contains__, columns))]
+    cells = _split(line, 0 if is_last else len(most))
     is_marked = len(cells) > len(valued) + 1
     return dict(zip(columns if is_marked else ("Name", *valued), cells, strict=False))
 
@@ -328,7 +330,8 @@ class _Whole:
     def take_all(self, row: dict[str, str], what: str) -> None:
         """Add a row of columns: its own time, and that with calls, which its share tells if cut."""
         for column in map(str.format, ("Self {}", "Self {} total", "{} total"), repeat(what)):
-            share, ns = row.get(f"{column} %", "").removesuffix("%"), _ns(row.get(column, ""))
+            share, sign, _ = row.get(f"{column} %", "").partition("%")
+            ns = _ns(row.get(column, "")) if sign else 0  # a share without it is cut off
             self.take(ns, share if what == "CPU" or share.strip("0.") else "")
             if ns is None and _PATTERNS["share"].fullmatch(share) and self._error < _SAME:
                 row[column] = f"{round((self.ns or 0) * float(share) / 100)}ns"

@@ -32,6 +32,7 @@ import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby, product
+from operator import truediv
 from statistics import median, mode
 from typing import Annotated, Any, NamedTuple
 
@@ -883,8 +884,8 @@ def _ways(said: Sequence[_Said]) -> ScalingTable | None:
         num = next((at for at, one in enumerate(plain) if one in plain[:at]), len(plain))
         if len(told) == len(said) and num > len(by_word):
             by_word = dict(zip(told[:num], (one.per_s for one in said), strict=False))
-    named = {one.name: one.per_s for one in reversed(said) if one.names_a_run}
-    below = {one.title: one.per_s for one in reversed(said) if one.title}
+    named = _alike([(one.name, one.per_s) for one in said if one.names_a_run])
+    below = _alike([(one.title, one.per_s) for one in said if one.title])
     chosen = next((some for some in (by_word, named, below) if len(some) > 1), {})
     batches = {name: found for name in chosen if (found := _PATTERNS["batch"].search(name))}
     if batches.keys() == chosen.keys() and said[0].kind == "iterations":
@@ -893,6 +894,19 @@ def _ways(said: Sequence[_Said]) -> ScalingTable | None:
     differs = slowest < _SAME_SPEED * fastest or chosen is below
     are_alike = said[0].kind != "time" or fastest < _MOST_APART * slowest
     return _by_name(chosen, "ways") if chosen and differs and are_alike else None
+
+
+def _alike(said: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """The first speed of each name; of names with as many, its usual share of the fastest."""
+    each: dict[str, list[float]] = {}
+    for name, rate in said:
+        each.setdefault(name, []).append(rate)
+    if len({*map(len, each.values())}) > 1:
+        return {name: rates[0] for name, rates in each.items()}
+    best = [*map(max, zip(*each.values(), strict=True))]
+    first = best[0] if best else 0.0
+    shares = {name: [*map(truediv, rates, best)] for name, rates in each.items()}
+    return {name: first * median(some) for name, some in shares.items()}
 
 
 def _excess(by_count: Mapping[int, float]) -> float:

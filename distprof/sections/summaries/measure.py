@@ -230,6 +230,7 @@ _WORK = [
     (what, re.compile(name))
     for what, name in table_beside(__package__, "known.toml")["kernel"].items()
 ]
+_SPANS = 10  # Spans are this many times as long as kernels.
 _ROUNDED = 1.02  # Sums of rounded times exceed their whole by no more.
 
 
@@ -307,13 +308,20 @@ def _sorted_by(table: OperatorTable) -> str:
 def _ranges(table: OperatorTable) -> set[TableOperator]:
     """Rows of the device that are spans of time around kernels, of which tables have rows too."""
     alone = [row for row in table.operators if row.self_device_ns and not row.cpu_ns]
-    alone = sorted((r for r in alone if not r.self_cpu_ns), key=lambda row: -row.self_device_ns)
-    host = {r.name for r in table.operators if r.cpu_ns and not r.self_device_ns}
+    named = (r for r in alone if r.name.startswith(_RANGES) or not r.name.startswith(_OPERATORS))
+    alone = [row for row in named if not row.self_cpu_ns]
+    alone.sort(key=lambda row: -row.self_device_ns)
+    host = {r.name for r in table.operators if r.cpu_ns and not r.self_device_ns and not r.kind}
     around = {row for row in alone if row.name.startswith(_RANGES) or row.name in host}
+    around |= {row for row in alone if row.device_ns > _ROUNDED * row.self_device_ns}
     listed = sum(row.self_device_ns for row in alone) - sum(r.self_device_ns for r in around)
+    kernels = [row for row in alone if _KERNEL.search(row.name)]
+    long_ns = max((row.self_device_ns / max(row.num_calls, 1) for row in kernels), default=0)
+    is_more = listed > _ROUNDED * (table.self_device_ns or listed)
     for row in alone:
-        is_more = listed > _ROUNDED * (table.self_device_ns or listed)
-        if is_more and row not in around and not _KERNEL.search(row.name):
+        is_long = is_more and row.self_device_ns > _SPANS * long_ns * max(row.num_calls, 1)
+        is_over = listed > _ROUNDED * (table.self_device_ns or listed)
+        if (is_over or is_long) and row not in around and not _KERNEL.search(row.name):
             around.add(row)
             listed -= row.self_device_ns
     return around
@@ -324,8 +332,12 @@ def _kernels(table: OperatorTable, around: set[TableOperator]) -> list[TableOper
     busy = [row for row in table.operators if row.self_device_ns > 0 and row not in around]
     busy = [row for row in busy if not row.name.startswith(_STEP)]
     kernels = [row for row in busy if not row.name.startswith(_OPERATORS)]
-    is_most = 4 * sum(row.self_device_ns for row in kernels) >= sum(r.self_device_ns for r in busy)
-    return kernels if is_most else busy
+    kernels = [row for row in kernels if not (row.cpu_ns or row.self_cpu_ns)] or kernels
+    ways = [
+        (sum(r.self_device_ns for r in rows), rows) for rows in (kernels, [*{*busy} - {*kernels}])
+    ]
+    most = _ROUNDED * (table.self_device_ns or max(ns for ns, _ in ways))
+    return max((way for way in ways if way[0] <= most), key=lambda way: way[0], default=ways[0])[1]
 
 
 def _parts(kernels: list[TableOperator], whole: int) -> tuple[TablePart, ...]:
@@ -350,6 +362,7 @@ def _parts(kernels: list[TableOperator], whole: int) -> tuple[TablePart, ...]:
 def _kind(row: TableOperator) -> str:
     if row.kind is not CollectiveKind.UNKNOWN:
         return row.kind.label
-    if classifier_for(CommunicationConfig()).verdict(row.name).is_communication:
+    verdict = classifier_for(CommunicationConfig()).verdict(row.name)
+    if verdict.is_communication or row.name == "record_param_comms":
         return OTHER_COLLECTIVES
     return next((what for what, name in _WORK if name.search(row.name)), "computation")

@@ -80,11 +80,9 @@ def communication_by_operator_table(table: OperatorTableResult, limits: Limits) 
 def _means(table: OperatorTableResult) -> str:
     """Time of a call of each kernel of communication that takes long."""
     rows = [row for row in table.rows if row.kind in _KINDS and row.num_calls][:_MOST_NAMED]
+    names = (re.split("[(<]", row.name.removeprefix("void "))[0] for row in rows)
     means = (format_duration(row.self_device_ns / row.num_calls) for row in rows)
-    return ", ".join(
-        f"{shorten(re.split('[(<]', row.name.removeprefix('void '))[0], _MAX_NAME)} {mean}"
-        for row, mean in zip(rows, means, strict=True)
-    )
+    return ", ".join(f"{shorten(n, _MAX_NAME)} {m}" for n, m in zip(names, means, strict=True))
 
 
 def _said(part: TablePart) -> str:

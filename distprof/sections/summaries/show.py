@@ -176,7 +176,7 @@ MIN_STEP_BUSY_RATIO = 0.8
 MIN_BUSY_RATIO = 0.4
 MIN_LISTED_RATIO = 0.5
 """Below this share of the whole, a table does not show what takes most."""
-_NEARLY = 0.8
+_NEARLY, _ALSO = 0.8, 1.1
 MIN_NAMED_RATIO, MIN_LAUNCH_RATIO = 0.08, 0.05
 """Share of the CPU's time from which a name, and launches of kernels, are worth a sentence."""
 
@@ -437,13 +437,14 @@ def _by_name(result: OperatorTableResult) -> dict[str, int]:
 
 def _of_the_top(result: OperatorTableResult) -> list[str]:
     """What the first rows of a sorted table and its longest name say, without most of the rows."""
-    field, cpu_ns = result.sorted_by, result.self_cpu_ns or 0
-    said = []
+    field, cpu_ns, said = result.sorted_by, result.self_cpu_ns or 0, list[str]()
     chip, whole = ("GPU", result.self_device_ns or 0) if "device" in field else ("CPU", cpu_ns)
     rows = [row for row in result.rows if field and getattr(row, field) < _NEARLY * whole]
+    rows = [row for row in rows if "::" in row.name] or rows  # not ranges around operators
     top = max(rows, key=lambda row: getattr(row, field), default=None)
     each = (one for one in _by_name(result).items() if not one[0].startswith(_STEP))
-    known = {name: ns for name, ns in each if ns < _NEARLY * cpu_ns}
+    is_gpu = bool(result.parts) and (result.self_device_ns or 0) > 2 * cpu_ns
+    known = {name: ns for name, ns in each if ns < _NEARLY * cpu_ns and not is_gpu}
     name = max(known, key=lambda one: known[one], default="")
     if top:
         what = _named(top) + " itself" * field.startswith("self")
@@ -454,15 +455,14 @@ def _of_the_top(result: OperatorTableResult) -> list[str]:
         who = f"{name} and what it calls take" if calls == 1 else f"{calls} rows of {name} take"
         said.append(f"{who} {_share(known[name], cpu_ns)} on the CPU.")
         said += [_TABLE["say"][_WAITING]] * bool(re.search(_TABLE["work"][_WAITING], name))
-    return said + _launches(result) or _largest_shown(result)
+    return said + _launches(result) or _largest_shown(result, is_gpu=is_gpu)
 
 
-def _largest_shown(result: OperatorTableResult) -> list[str]:
+def _largest_shown(result: OperatorTableResult, *, is_gpu: bool) -> list[str]:
     """The row with the largest known share of the GPU's or the CPU's own time, if notable."""
     rows = [row for row in result.rows if row.kind != "span" and not row.name.startswith(_STEP)]
-    known = {"self_cpu_ns": result.self_cpu_ns or 0}
-    if result.has_device_total:
-        known["self_device_ns"] = result.self_device_ns or 0
+    known = {"self_device_ns": (result.self_device_ns or 0) * result.has_device_total}
+    known |= {} if is_gpu else {"self_cpu_ns": result.self_cpu_ns or 0}
     shares = [(getattr(r, at) / of, at, r) for r in rows for at, of in known.items() if of]
     ratio, at, top = max(shares, key=lambda one: one[0], default=(0.0, "", None))
     if not top or not MIN_NAMED_RATIO <= ratio <= 1:
@@ -520,6 +520,11 @@ def _of_one_row(result: OperatorTableResult) -> list[str]:
     if around or ratio < MIN_WORK_RATIO or len(result.rows) < _FEWEST_ROWS:
         return around
     where = "" if result.self_cpu_ns else " in the rows shown"
+    alike = sum(row.self_cpu_ns for row in result.rows if row.kind == top.kind)
+    if alike > _ALSO * top.self_cpu_ns and top.kind in _TABLE["kernel"]:
+        values = {"name": _named(top), "alone": top.self_cpu_ns, "where": where}
+        share = _share(alike, whole)
+        return [_say("family", kind=capitalized(top.kind), share=share, **values), *_advised(top)]
     spent = {"spent": top.self_cpu_ns, "of": whole}
     said = _say("itself", name=_named(top), ratio=ratio, where=where, **spent)
     return [said, *_advised(top)]
@@ -584,19 +589,14 @@ def _cpu_rows(result: OperatorTableResult) -> list[str]:
 
 def _with_calls(rows: list[TableRow], field: str, what: str) -> list[str]:
     """The longest row, of rows whose times include what they call; no share of them is known."""
-    top, most = rows[0], getattr(rows[0], field)
-    calls = top.num_calls
-    same = [row for row in rows[1:] if row.num_calls == calls]
-    inside = [row for row in same if getattr(row, field) >= _SAME_SPEED * most > 0]
-    if not most:
-        return []
+    top, most, calls = rows[0], getattr(rows[0], field), rows[0].num_calls
+    inside = [row for row in rows[1:] if row.num_calls == calls]
+    inside = [row for row in inside if getattr(row, field) >= _SAME_SPEED * most]
     each = f" in {calls:,} calls of {format_duration(most / calls)}" if calls > 1 else ""
     text = f"{_named(top)} and what it calls take longest on the {what}"
     said = [f"{text}: {format_duration(most)}{each}, of the rows shown.", *_advised(top)]
-    if inside:
-        names = ", ".join(map(_named, inside[:_MOST_MOMENTS]))
-        said.append(_say("nested", names=names))
-    return said
+    nested = _say("nested", names=", ".join(map(_named, inside[:_MOST_MOMENTS])))
+    return [*said, *[nested] * bool(inside)] if most else []
 
 
 def _shown_of_cpu(result: OperatorTableResult) -> float:
@@ -632,7 +632,7 @@ def _with_second(result: OperatorTableResult) -> list[str]:
     if not all(wholes):
         return [said[0], there, *said[1:]]
     kind = "longer there" if wholes[1] > wholes[0] else "shorter there"
-    most, least = max(wholes), min(wholes)
+    least, most = sorted(wholes)
     return [_say(kind, chip=chip, most=most, least=least, ratio=most / least), *said, there]
 
 

@@ -76,6 +76,19 @@ def test_a_table_that_torch_prints_is_read_row_by_row(tmp_path):
     assert "The table has only CPU times" in said
 
 
+def test_columns_after_the_shapes_of_inputs_leave_rows_readable(tmp_path):
+    settings = {"record_shapes": True, "profile_memory": True, "with_flops": True}
+    with profile(activities=[ProfilerActivity.CPU], **settings) as profiler:
+        torch.ones(64, 64) @ torch.ones(64, 64)
+    printed = profiler.key_averages(group_by_input_shape=True)
+    path = tmp_path / "table.txt"
+    path.write_text(printed.table(sort_by="cpu_time_total", row_limit=-1))
+    assert "FLOPs" in path.read_text()
+    found = read_operator_table(str(path))
+    assert {one.name for one in found.operators} == {event.key for event in printed} - {"[memory]"}
+    assert found.notes == ()
+
+
 def test_operators_count_where_their_kernels_have_no_rows(tmp_path):
     path = tmp_path / "table.txt"
     path.write_text(table("CUDA", row("aten::mm", "9.000ms"), row("c10d::allreduce_", "1.000ms")))
