@@ -194,10 +194,11 @@ class ReportGrammar(Grammar):
         if self._worth < _WHOLE and 0 < len(self.rows) < _FEWEST_PARTS:
             self.notes.append(NOTES["few_parts"])
         batch = self.facts.get("global_batch_size")
-        if self.rates and batch and not self.rows:
+        if self.rates and not self.rows:
             for rate in self.rates:
-                self.add(Row(iteration=None, duration_ns=s_to_ns(batch / rate), samples_per_s=rate))
-            self.notes.append(NOTES["of_a_batch"])
+                ns = s_to_ns(batch / rate) if batch else None
+                self.add(Row(iteration=None, duration_ns=ns, samples_per_s=rate))
+            self.notes += [NOTES["of_a_batch"]] * bool(batch)
 
     def _separate(self) -> None:
         """Use means between reports instead of single iterations, if others are between."""
