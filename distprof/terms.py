@@ -70,6 +70,10 @@ class CollectiveKind(IntEnum):
         )
 
 
+MESSAGES = tuple(kind for kind in CollectiveKind if kind.is_point_to_point)
+"""Kinds of operations between two ranks."""
+
+
 class Origin(IntEnum):
     """Where a value of a collective record comes from. Stored as int8 in tables."""
 
@@ -106,6 +110,10 @@ class MeshAxis(StrEnum):
     TP = "tp"
     EP = "ep"
     WORLD = "world"
+
+
+DATA_AXES = (MeshAxis.DP, MeshAxis.DP_REPLICATE, MeshAxis.DP_SHARD, MeshAxis.WORLD)
+"""Axes whose ranks train on different data."""
 
 
 class SlotKind(IntEnum):
@@ -165,6 +173,7 @@ class NcclRemark(StrEnum):
     PEER_OFF = "access between GPUs is disabled"
     PLUGIN = "OFI plug-in"
     NO_RATE = "PCIe links count as almost nothing"
+    RINGS = "rings that the graph search found"
     NO_VERBS = "InfiniBand is not tried"
 
 

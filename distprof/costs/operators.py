@@ -23,16 +23,24 @@ Size: TypeAlias = tuple[int, ...]
 
 _MOST_KNOWN = 1 << 14
 
-_BYTES = {
-    **dict.fromkeys(("double", "long int", "long", "c10::complex<float>"), 8),
-    **dict.fromkeys(("float", "int"), 4),
-    **dict.fromkeys(("c10::BFloat16", "c10::Half", "short", "short int"), 2),
-    **dict.fromkeys(("bool", "unsigned char", "signed char", "char"), 1),
-    **dict.fromkeys(("c10::Float8_e4m3fn", "c10::Float8_e5m2", "c10::Float8_e8m0fnu"), 1),
-    **dict.fromkeys(("c10::Float8_e4m3fnuz", "c10::Float8_e5m2fnuz"), 1),
-    "c10::complex<double>": 16,
+# Spellings of PyTorch's ScalarType, of C++ and of its annotations, lower case, without c10::.
+_ELEMENT_BYTES = {
+    name: size
+    for size, names in {
+        1: "byte char bool int8 uint8 signedchar unsignedchar qint8 quint8 "
+        "float8_e5m2 float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz float8_e8m0fnu",
+        2: "half bfloat16 float16 short int16 uint16 shortint unsignedshort",
+        4: "float float32 int int32 uint32 qint32 unsignedint complexhalf",
+        8: "double float64 long longint int64 uint64 unsignedlong complexfloat complex<float>",
+        16: "complexdouble complex<double>",
+    }.items()
+    for name in names.split()
 }
-"""Bytes per element by the type's name in a trace."""
+
+
+def element_bytes(dtype: str) -> int | None:
+    """Bytes of one element of a type in the spelling of PyTorch or C++, None if unknown."""
+    return _ELEMENT_BYTES.get(dtype.lower().replace("c10::", "").replace(" ", ""))
 
 
 class Inputs(NamedTuple):
@@ -45,7 +53,7 @@ class Inputs(NamedTuple):
 
     def bytes(self, which: int) -> int | None:
         """Size of a tensor in bytes; None if it is none or its type is unknown."""
-        size, width = self.sizes[which], _BYTES.get(self.types[which])
+        size, width = self.sizes[which], element_bytes(self.types[which])
         return None if size is None or width is None else prod(size) * width
 
     @property
@@ -57,7 +65,7 @@ class Inputs(NamedTuple):
     @property
     def width(self) -> int:
         """Bytes per element of the first tensor; 0 if unknown."""
-        return _BYTES.get(self.first_type, 0)
+        return element_bytes(self.first_type) or 0
 
     @property
     def elements(self) -> list[int]:
@@ -404,7 +412,9 @@ def _bytes(call: Inputs, at: int) -> int:
 
 
 def _whole(size: Size, kind: str) -> int:
-    return prod(size) * _BYTES[kind]
+    if (width := element_bytes(kind)) is None:
+        raise ValueError
+    return prod(size) * width
 
 
 def _elementwise(call: Inputs) -> _Traffic:

@@ -1,5 +1,7 @@
 """GPUs and links by name: ``gpus.toml`` and ``links.toml``, and the user's additions.
 
+``xids.toml`` has the errors of NVIDIA's driver by number.
+
 ::
 
     sheet = load_sheet()
@@ -194,3 +196,27 @@ def recognise_gpu(sheet: Sheet, device: str) -> Gpu | None:
 
 def _words_of(name: str) -> frozenset[str]:
     return frozenset(_WORDS.findall(name.lower()))
+
+
+class XidMeaning(msgspec.Struct, frozen=True):
+    """What an error of NVIDIA's driver means."""
+
+    text: str  # Meaning as a clause.
+    fix: str  # How to fix it.
+    is_hardware: bool = True  # Whether the GPU is usually at fault, not the program.
+
+
+@cache
+def _xids() -> Mapping[int, XidMeaning]:
+    known = table_beside(__package__, "xids.toml")
+    fixes = known["fixes"]
+    return {
+        number: XidMeaning(one["text"], fixes.get(one["fix"], one["fix"]), not one.get("program"))
+        for one in known["xid"]
+        for number in one["numbers"]
+    }
+
+
+def xid_meaning(number: int) -> XidMeaning | None:
+    """Return what the number of an XID means; None if it is not well known."""
+    return _xids().get(number)

@@ -314,7 +314,7 @@ def _head(line: str) -> tuple[dict[str, _Column], int] | None:
             at = next((i for i, cell in enumerate(cells) if _SAYS[f"of_{what}"].search(cell)), None)
             if at is not None:
                 found[what] = _Column(at, _unit(cells[at], what))
-        is_timed = "time" in found and "byte" in line.lower()
+        is_timed = "time" in found and any(word in line.lower() for word in ("byte", "latency"))
         if len(cells) > 1 and "size" in found and (is_timed or found.keys() & {"bus", "speed"}):
             return found, len(cells)
     return None

@@ -300,27 +300,32 @@ def begins_object(start: bytes) -> bool:
     return _OBJECT.match(start) is not None
 
 
-_WRAPPED = re.compile(rb'\s*\{[^\n]{0,2000}?"(?:log|message|msg|event|textPayload)": ?"')
+_TEXTS = ["log", "message", "msg", "event", "textPayload", "line"]
+_THEN = ["exception", "exc_info", "traceback"]
+_KEYS = rb'"(?:%b)": ?"' % "|".join(_TEXTS).encode()
+_WRAPPED = re.compile(rb'(?m)^[ \t]{0,20}(?:\{\s{0,8}(?:"[^\n]{0,2000}?)?)?' + _KEYS)
 INNER = b"\x1f"
 """Stands before a line end within a text, so that lines are counted as the file has them."""
 
 
 def unwrapped(block: bytes) -> bytes:
-    """A block without the JSON objects into which runtimes of containers put each line."""
-    if not _WRAPPED.match(block):
+    """A block without the JSON objects into which runtimes of containers put each line.
+
+    Services that collect logs write a list of such objects, with a line for each of their keys.
+    """
+    if not (b"{" in block[:16] or b'": "' in block) or not _WRAPPED.search(block):
         return block
     return b"".join(map(_text_of, block.splitlines(keepends=True)))
 
 
-_TEXTS = ("log", "message", "msg", "event", "textPayload", "exception", "exc_info", "traceback")
-
-
 def _text_of(line: bytes) -> bytes:
     """The text in a JSON object; other lines as they are."""
+    plain = line.strip()
+    plain = b"{%b}" % plain.rstrip(b",") if plain.startswith(b'"') else plain
     try:
-        record = msgspec.json.decode(line)
+        record = msgspec.json.decode(plain)
         record = record.get("jsonPayload") or record
-        texts = [record[name] for name in _TEXTS if isinstance(record.get(name), str)]
+        texts = [record[name] for name in _TEXTS + _THEN if isinstance(record.get(name), str)]
     except (msgspec.DecodeError, AttributeError, RecursionError):
         return line
     if not texts or "loss" in record:

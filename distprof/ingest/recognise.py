@@ -91,6 +91,7 @@ class Foreign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     holds: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
     shows: str = ""
+    each: str = ""
     fix: str = "{record}"
 
     def is_of(self, name: str, head: bytes) -> bool:
@@ -110,8 +111,15 @@ class Foreign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         if not self.shows:
             return self.name
         found = re.finditer(self.shows, head.decode("utf-8", "replace"))
-        named = dict.fromkeys(plain(self.name.format_map(one.groupdict())) for one in found)
-        return "; ".join(list(named)[:_MOST_NAMED])
+        said = self.each or self.name
+        named = list(
+            dict.fromkeys(plain(said.format_map(one.groupdict(""))).strip() for one in found)
+        )
+        if not self.each or not named:
+            return "; ".join(named[:_MOST_NAMED])
+        more = len(named) - _MOST_LISTED
+        listed = ", ".join(named[:_MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
+        return self.name.format(each=listed)
 
 
 def _bytes(text: str) -> bytes:
@@ -213,6 +221,7 @@ def _head(file: Path) -> bytes:
 _TORCH_KEYS = {"schemaVersion", "deviceProperties", "distributedInfo", "baseTimeNanoseconds"}
 _TORCH_KEYS |= {"traceName", "trace_id", "record_shapes", "with_stack", "cupti_version"}
 _MOST_NAMED = 4
+_MOST_LISTED = 12
 
 
 def refuse_chrome_trace(path: str, keys: Mapping[str, Any], categories: Collection[str]) -> None:

@@ -113,6 +113,7 @@ class OperatorTable(msgspec.Struct, frozen=True, kw_only=True):
     is_from_top: bool = False  # Whether its first rows follow its header.
     # Actions that are profiled each alone, and their time in ns; the rows are of the first.
     actions: tuple[tuple[str, int], ...] = ()
+    second: OperatorTable | None = None  # The table after it, of another run.
 
 
 INSPECTED = TableSchema(

@@ -20,7 +20,7 @@ from distprof.run.tables import distinct
 from distprof.run.topology import ProcessGroup
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import RankAnalysis
-from distprof.terms import CollectiveKind
+from distprof.terms import MESSAGES
 
 _MANY = 4_000_000
 """Members processed at once: limits intermediate arrays to about 100 MB. Sums of fractions are
@@ -32,9 +32,8 @@ _PAIR = 1 << 24  # More than any number of ranks
 def places(matches: CollectiveMatches) -> Int64Array:
     """Ranks that exchange data in each instance: index of a group, negative for a pair of ranks."""
     place = matches.group.astype(np.int64)
-    point_to_point = [kind for kind in CollectiveKind if kind.is_point_to_point]
     size = np.diff(matches.offsets)
-    pairs = np.flatnonzero(np.isin(matches.kind, point_to_point) & (size == 2))
+    pairs = np.flatnonzero(np.isin(matches.kind, MESSAGES) & (size == 2))
     first = matches.offsets[:-1][pairs]
     ends = np.stack((matches.member_rank[first], matches.member_rank[first + 1])).astype(np.int64)
     place[pairs] = -1 - ends.min(axis=0) * _PAIR - ends.max(axis=0)

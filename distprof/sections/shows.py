@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
+from distprof.bounds import table_beside
 from distprof.escape import fitting, headed
 from distprof.rules.engine import is_on_recording
 from distprof.sections.base import Result, Verdict, subject_of
@@ -29,130 +30,9 @@ if TYPE_CHECKING:
     from distprof.rules.base import Finding
     from distprof.sections.report import Report
 
-TABLES = (
-    "job.job_table",
-    "ending.ending_positions_table",
-    "ending.ending_lines_table",
-    "ending.ending_stacks_table",
-    "time.waterfall_table",
-    "time.breakdown_table",
-    "whatif.whatif_table",
-    "whatif.path_table",
-    "whatif.slowdown_table",
-    "stragglers.stragglers_table",
-    "overlap.overlap_table",
-    "collectives.collectives_table",
-    "gradients.gradients_table",
-    "sharding.sharding_table",
-    "placement.groups_on_nodes_table",
-    "placement.nodes_table",
-    "placement.card_paths_table",
-    "nccl.transports_table",
-    "nccl.communicators_table",
-    "nccl.nccl_hosts_table",
-    "nccl.choices_table",
-    "nccl.nccl_settings_table",
-    "nccl.nccl_warnings_table",
-    "pipeline.pipeline_table",
-    "pipeline.bubble_table",
-    "pipeline.pipeline_picture",
-    "pipeline.predictions_table",
-    "moe.moe_table",
-    "moe.placement_table",
-    "moe.expert_ranks_table",
-    "moe.exchanges_table",
-    "moe.pairs_table",
-    "idle.idle_table",
-    "idle.cpu_pauses_table",
-    "idle.pauses_table",
-    "computation.peak_table",
-    "computation.categories_table",
-    "computation.modules_table",
-    "computation.operators_table",
-    "kernels.kernels_table",
-    "kernels.speed_table",
-    "efficiency.efficiency_table",
-    "telemetry.step_sensors_table",
-    "telemetry.telemetry_table",
-    "telemetry.energy_table",
-    "telemetry.devices_table",
-    "telemetry.device_errors_table",
-    "telemetry.nvlinks_table",
-    "telemetry.conditions_table",
-    "memory.memory_table",
-    "step_log.training_table",
-    "settings.settings_table",
-    "step_log.steps_table",
-    "training_log.training_log_table",
-    "ras.ras_communicators_table",
-    "ras.troubled_table",
-    "training_log.timers_table",
-    "training_log.slow_iterations_table",
-    "collective_log.operations_table",
-    "collective_log.spells_table",
-    "collective_log.falls_table",
-    "summaries.summarised_classes_table",
-    "summaries.summarised_ranks_table",
-    "summaries.readiness_table",
-    "summaries.table_parts_table",
-    "summaries.operators_table",
-    "perturbation.perturbation_table",
-    "capture.quality_table",
-    "capture.clocks_table",
-    "capture.not_checked_table",
-)
-"""Functions from a report and ``show_all`` to a table, or None if it would be empty."""
-
-VERDICTS = (
-    "capture.no_device_verdict",
-    "whatif.operations_verdict",
-    "pipeline.pipeline_verdict",
-    "moe.experts_verdict",
-    "ending.ending_verdict",
-    "training_log.training_verdict",
-    "ras.ras_verdict",
-    "collective_log.records_verdict",
-    "summaries.summaries_verdict",
-    "nccl.nccl_verdict",
-    "telemetry.devices_verdict",
-    "placement.machine_verdict",
-    "step_log.logged_verdict",
-)
-"""Functions to the verdict of a report without traces that show the parts of steps, or None."""
-
-ORIGINS = (
-    "whatif.operations_origin",
-    "moe.experts_origin",
-    "ending.ending_origin",
-    "training_log.training_origin",
-    "ras.ras_origin",
-    "collective_log.records_origin",
-    "summaries.summaries_origin",
-    "nccl.nccl_origin",
-    "telemetry.devices_origin",
-)
-"""Functions to one line on what was read, for a report on this subject alone; else empty."""
-
-LONG_SENTENCES = (
-    "stragglers.culprit_sentence",
-    "whatif.gain_sentence",
-    "overlap.communication_sentence",
-    "idle.idle_sentence",
-)
-"""Those of the sentences that the short report leaves out."""
-
-SENTENCES = (
-    "whatif.plan_sentence",
-    *LONG_SENTENCES,
-    "time.long_steps",
-    "efficiency.efficiency_sentence",
-    "computation.products_sentence",
-    "capture.start_sentence",
-    "perturbation.launch_sentence",
-    "capture.missing_sentence",
-    "capture.limits_sentence",
-)
-"""Functions to a sentence under the verdict; empty if there is nothing to say."""
+_SHOWN = table_beside(__package__, "shows.toml")
+TABLES, VERDICTS, ORIGINS = _SHOWN["tables"], _SHOWN["verdicts"], _SHOWN["origins"]
+SENTENCES, LONG_SENTENCES = _SHOWN["sentences"], _SHOWN["long_sentences"]
 
 
 def tables_of(
@@ -233,7 +113,8 @@ def judge(report: Report) -> Verdict:
     measured = _judge_measured(report)
     is_told = bool(report.ending.state) and not report.ending.follows(report.job.failure)
     if is_told and report.job.outcome != "completed":
-        why = (_show_of("nccl").known_network(report), *report.ending.why)
+        known = (_show_of("nccl").known_network(report), *_show_of("ending").until(report))
+        why = (*known, *report.ending.why)
         return _said(report.ending.verdict, why, measured.part)
     end = end_line(report)
     if not end:

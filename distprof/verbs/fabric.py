@@ -44,6 +44,9 @@ _LINK_RATES = (10, 25, 40, 56, 100, 200, 400, 800)  # Gb/s
 _FULL, _LESS = 0.9, 0.75
 """Shares: from which on a link is fully used, and up to which a GPU's memory is the slower one."""
 
+_MUCH = 0.25
+"""Share of the best bandwidth from which on a smaller one of a larger message is no latency."""
+
 _ALIKE = 0.9
 """Share of another speed from which on two are alike."""
 
@@ -127,6 +130,8 @@ def _speed(curve: FabricCurve, device: str) -> str:
         if curve.num_nodes == 1 and is_linked and best.busbw_bytes_per_s < _LEAST_NVLINK:
             return reaches + _say("pcie")
     ordered = sorted(curve.points, key=lambda p: p.bytes, reverse=True)
+    if dip := _dip(curve, best):
+        return reaches + _say("dips", dip=dip[0], before=dip[1])
     beyond = [*takewhile(lambda p: 2 * p.busbw_bytes_per_s < best.busbw_bytes_per_s, ordered)][::-1]
     if beyond:
         slowest = min(p.busbw_bytes_per_s for p in beyond)
@@ -134,12 +139,24 @@ def _speed(curve: FabricCurve, device: str) -> str:
     if curve.fit is not None and not _is_loose(curve.fit):
         below = format_bytes(curve.fit.crossover_bytes)
         return f"{reaches}. Below {below}, it is latency-bound."
-    slow = [p.bytes for p in curve.points if 2 * p.busbw_bytes_per_s < best.busbw_bytes_per_s]
+    rising = takewhile(lambda p: 2 * p.busbw_bytes_per_s < best.busbw_bytes_per_s, ordered[::-1])
+    slow = [p.bytes for p in rising]
     half = f", but less than half of that up to {format_bytes(max(slow))}" if slow else ""
     if best is ordered[0] and largest < _LARGE_BYTES // 4:
         grows = "it still grows there" if len(ordered) > 1 else "it is the only size"
         half += f"; {grows}, so larger messages (-e 4G) show the full bandwidth"
     return f"{reaches}{half}."
+
+
+def _dip(curve: FabricCurve, best: FabricPoint) -> tuple[FabricPoint, float] | None:
+    """A size between a smaller one, whose speed follows, and the best that is much slower."""
+    before = 0.0
+    for each in sorted(curve.points, key=lambda p: p.bytes):
+        is_slow = each.busbw_bytes_per_s < _LESS * before and each.bytes > _SMALL_BYTES
+        if is_slow and before > _MUCH * best.busbw_bytes_per_s:
+            return (each, before) if each.bytes < best.bytes else None
+        before = max(before, each.busbw_bytes_per_s)
+    return None
 
 
 def _of_link(curves: Sequence[FabricCurve], *, is_both_ways: bool) -> str:

@@ -57,6 +57,7 @@ WORDS: dict[str, Any] = {
     "mesh": {"pp": 4, "tp": 2},
     "what": "rank 2",
     "counted_ratio": 1.0,
+    "second": None,  # a table like the one that holds it
 }
 """Fields that hold one of a few words."""
 

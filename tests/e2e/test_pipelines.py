@@ -80,8 +80,9 @@ def test_the_schedule_its_stages_and_micro_batches_are_recognised(
 
 
 def test_the_bubble_is_that_of_the_stages_replayed_but_for_messages_and_host(
-    group: dict[str, Any], steps: list[PipelineGroup]
+    schedule: str, group: dict[str, Any], steps: list[PipelineGroup]
 ) -> None:
+    _, ideal = CASES[schedule]
     assert sum(group[part] for part in PARTS) == group["idle_ns"]
     assert len(steps) >= 3
     replayed = [sum(getattr(step, part) for part in PARTS[:3]) / step.span_ns for step in steps]
@@ -89,7 +90,8 @@ def test_the_bubble_is_that_of_the_stages_replayed_but_for_messages_and_host(
     more = [step.bubble_fraction - r for step, r in zip(steps, replayed, strict=True)]
     assert min(beyond) >= 0
     assert median(more) == pytest.approx(median(beyond), abs=0.001)
-    assert min(beyond) <= WITHIN  # other work on the machine only adds to it
+    # How long a message waits depends on the machine; what the stages leave idle does not.
+    assert median(replayed) == pytest.approx(ideal, abs=WITHIN)
 
 
 def test_the_present_configuration_is_predicted(

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.ingest.collectives import Membership, element_bytes, full_buffer_bytes
+from distprof.costs.operators import element_bytes
+from distprof.ingest.collectives import Membership, full_buffer_bytes
 from distprof.ingest.collectives.device_records import device_records, mark_communication
 from distprof.ingest.communication import Classifier
 from distprof.ingest.kineto.parsed import COMM_ARGS

@@ -79,7 +79,7 @@ from distprof.sections.time import (
     StepTimeResult,
     WaterfallResult,
 )
-from distprof.sections.training_log import TrainingLogResult
+from distprof.sections.training_log import TrainingLogResult, TrainingTimer
 from distprof.sections.whatif import WhatIfResult
 from distprof.terms import Confidence, StepSource, StragglerCause, StragglerPattern
 from distprof.units import NS_PER_MS
@@ -1027,6 +1027,19 @@ def training_log(**fields: Any) -> TrainingLogResult:
         "ideal_bubble_ratio": 3 / 35,
     }
     return TrainingLogResult(**given | fields)
+
+
+def by_log(timer: str, mean_ms: int) -> Results:
+    """No traces, but a log with a timer of so many milliseconds of each iteration of 2 s."""
+    printed = TrainingTimer(
+        name=timer,
+        num_reports=19,
+        mean_ns=mean_ms * MS,
+        median_ns=mean_ms * MS,
+        ratio=mean_ms / 2_000,
+    )
+    alone = changed(healthy(), StragglersResult, ranks=())
+    return {**alone, TrainingLogResult: training_log(timers=(printed,), last_loss=2.3)}
 
 
 def collective_summary(**fields: Any) -> CollectiveSummaryResult:

@@ -260,8 +260,10 @@ def test_deepspeeds_breakdown_of_steps_is_enough(tmp_path):
     report = analyze(str(file))
     assert report.training_log.mean_ns == 860 * MS
     verdict = judge(report)
-    assert verdict.headline.startswith("An iteration takes 860 ms")
-    assert "bwd_allreduce) takes 215 ms, 25.0 % of an iteration" in verdict.detail
+    assert verdict.headline == "The reduction of gradients takes 25.0 % of an iteration"
+    assert verdict.why[0].startswith("An iteration takes 860 ms")
+    (finding,) = report.findings
+    assert (finding.code, finding.cost_ns_per_step) == ("COM127", 215 * MS)
 
 
 def test_every_gpu_of_the_hardware_sheet_is_known_by_its_name_in_a_log():

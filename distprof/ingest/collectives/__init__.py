@@ -14,26 +14,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.costs.operators import element_bytes
 from distprof.ingest.communication import collective_kind, is_wait
 from distprof.ingest.metadata import parse_ranks
 from distprof.run.topology import ProcessGroup
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.terms import CollectiveKind, MeshAxis, Origin
 from distprof.units import fold_ranks
-
-# Spellings of PyTorch's ScalarType, of C++ and of its annotations, lower case, without c10::.
-_ELEMENT_BYTES = {
-    name: size
-    for size, names in {
-        1: "byte char bool int8 uint8 signedchar unsignedchar qint8 quint8 "
-        "float8_e5m2 float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz float8_e8m0fnu",
-        2: "half bfloat16 float16 short int16 uint16 shortint unsignedshort",
-        4: "float float32 int int32 uint32 qint32 unsignedint complexhalf",
-        8: "double float64 long longint int64 uint64 unsignedlong complexfloat complex<float>",
-        16: "complexdouble complex<double>",
-    }.items()
-    for name in names.split()
-}
 
 # Operators of c10d whose first argument is the output and second the input; the others change one
 # tensor in place. torch/csrc/distributed/c10d/Ops.cpp.
@@ -86,11 +73,6 @@ def call_facts(comm_args: Table) -> CallFacts:
             MAX_RANKS,
         ),
     )
-
-
-def element_bytes(dtype: str) -> int | None:
-    """Bytes of one element of a type in the spelling of PyTorch or C++, None if unknown."""
-    return _ELEMENT_BYTES.get(dtype.lower().replace("c10::", "").replace(" ", ""))
 
 
 def full_buffer_bytes(

@@ -229,7 +229,7 @@ def fits_nccl_settings(source: str) -> bool:
 
     other = foreign_format("", start)  # what was measured says more than how it was started
     restricts = any(map(_HOW["restricting"].fullmatch, map("=".join, _settings(start).items())))
-    rates = ("{got}", "{tool}", "a bandwidth of")
+    rates = ("{got}", "{tool}", "a bandwidth of", "output of nccl-tests, cut")
     is_told = other and not restricts and other.name.startswith(rates)
     return other is None or not (is_told or other.fix.startswith("distprof fabric "))
 
@@ -365,8 +365,9 @@ OUTPUT_BOUND = Bound(
 _OUTPUT_BYTES = 1 << 23
 _OF_KERNELS = {"xid", "host_memory", "crash"}
 _ERROR = {"error", "mixed"}
-_STARTS = {"setup", "calls", "joining", "complaint"}  # of healthy jobs, too
-_OF_A_RUN = ("output of nccl-tests", "a speed of", "a single ")  # what a run that stands prints
+_STARTS = {"setup", "calls", "joining", "complaint", "silence"}  # of healthy jobs, too
+# What a run that stands prints.
+_OF_A_RUN = ("output of nccl-tests", "a speed of", "a single ", "losses of", "a progress bar")
 _WEAK = {"agents", "cancelled", "closing", "stopped", "waiting", *_ERROR}
 _NOT_READ = (*NOT_LOGS, ".pickle", ".toml", ".html", ".md")
 
@@ -407,7 +408,7 @@ def _is_output(path: str, *, is_alone: bool) -> bool:
     if found and not kinds:
         least = 1 + ("calls" in found)
         foreign = foreign_format(Path(path).name, beginning(path, _SMALL))
-        if "complaint" in found:
+        if found & {"complaint", "silence"}:
             is_other = foreign is not None and not foreign.name.startswith(_OF_A_RUN)
         else:
             is_other = foreign is not None or fits_nccl_log(path)
@@ -426,7 +427,9 @@ def _kinds(path: str) -> set[str]:
     try:
         with opened(path) as stream:
             start = read_some(stream, _SMALL)[0]
-            if begins_object(unwrapped(start)) or b"\0" in start[:4096]:
+            lines = _HOW["json_lines"].match(start[:_SNIFFED_JSON].decode("latin-1"))
+            is_document = not lines and begins_object(start) and unwrapped(start) == start
+            if is_document or b"\0" in start[:4096]:
                 return set()
             from distprof.ingest.output.read import kinds_in
 

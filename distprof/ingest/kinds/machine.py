@@ -25,7 +25,7 @@ from distprof.run.run import Run
 BOUND = Bound(reads="output of nvidia-smi topo -m", num_bytes=1 << 24, names=512, beyond="refused")
 MAX_DEVICES = 512
 _SNIFFED_BYTES = 1 << 18
-_SIGNS = (b"GPU0", b"P2P=", b"GPU(row)", b"CPU(row)")
+_SIGNS = (b"GPU0", b"P2P=", b"GPU(row)", b"CPU(row)", b"bandwidth in GB/s")
 # Output of nccl-tests, which is for ``distprof fabric`` unless NCCL's initialisation is in it.
 TEST_SIGNS = (b"out-of-place", b"algbw", b"busbw")
 _LONGEST_LINE = 1 << 16
@@ -108,7 +108,7 @@ def _copies(lines: Sequence[str]) -> Iterator[GpuCopies]:
         if title := _SAYS["copies"].search(line):
             rows = {}
             host = {"->": "from", "<-": "to"}[title["way"]] if title["host"] else ""
-            matrices.setdefault((host, title["ways"] == "Bi", title["p2p"] != "Disabled"), rows)
+            matrices.setdefault((host, bool(title["both"]), not title["off"]), rows)
         elif _SAYS["other_matrix"].search(line):
             rows = {}
         elif (row := _SAYS["speeds"].fullmatch(line)) and int(row[1]) == len(rows) < MAX_DEVICES:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import chain, repeat
+from math import isclose
 
 import msgspec
 import numpy as np
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 
 from distprof.bounds import Bound, patterns_beside, table_beside
 from distprof.config import CommunicationConfig
+from distprof.errors import InputError
 from distprof.ingest.communication import classifier_for, collective_kind
 from distprof.ingest.files import beginning, begins_object, refusing, whole
 from distprof.ingest.kinds import Source
@@ -36,6 +38,9 @@ _PATTERNS = patterns_beside(__package__, "operator_table.toml")
 _LIBRARIES = ("nccl", "rccl", "c10d", "oneccl", "hccl", "hcom_")
 _MOST_ERROR = 0.25
 """A share that is rounded more coarsely does not show the total, not even roughly."""
+_SAME = 0.01
+"""Times of one run differ by no more, as their shares are rounded."""
+_TOTALS = ("self_cpu_ns", "self_device_ns")
 _TEXTS = ("Name", "Overload Name", "Full Name", "Input Shapes", "Source Location")
 _CALLS = ("# of Calls", "Number of Calls", "Calls", "Occurrences")
 _DRAWN = str.maketrans("│┃║¦", "||||")
@@ -155,7 +160,9 @@ def _listed(source: str, text: str, header: re.Match[str], layout: _Layout) -> O
             device_ns=own * are_kernels,
         )
     if not 0 < len(found) <= MAX_ROWS:
-        _refuse(source, f"{len(found):,} readable rows")
+        what = layout.program.partition(",")[0]
+        listed = f"the header of {what}, and {len(found):,} readable rows below it"
+        refusing("a table with its rows", "keep the rows below the header")(source, listed)
     total = _scaled(printed[1], 1e9) if printed else None if are_kernels else whole.ns
     longest = max(one.cpu_ns for one in found.values()) if layout.is_tree else 0
     cpu_ns = sections[0][1] if sections else total or longest or total
@@ -177,8 +184,8 @@ def _scaled(printed: str, scale: float) -> int:
     return 0
 
 
-def _operators(source: str, every: Sequence[str]) -> OperatorTable:
-    """The first table among lines, whatever stands between its columns."""
+def _operators(source: str, every: Sequence[str], *, is_second: bool = False) -> OperatorTable:
+    """The first table among lines, whatever is between its columns, and the one after it."""
     lines = _rows(every)
     last = next((line for line in reversed(every) if line.strip(_EDGES + "-")), "")
     header = next((one for one in map(_header, lines) if one), None)
@@ -189,21 +196,21 @@ def _operators(source: str, every: Sequence[str]) -> OperatorTable:
     operators: list[TableOperator] = []
     whole = {what: _Whole() for what in ("CPU", device or "CUDA")}
     totals: dict[str, int] = {}
-    num_broken, notes = 0, list[str]()
+    num_broken, notes, others = 0, list[str](), list[str]()
     for line in chain(first, (line.removeprefix(prefix) for line in lines)):
         if total := _PATTERNS["total"].match(line.strip()):
             totals.setdefault(total[1], _ns(total[2].strip()) or 0)
         elif _PATTERNS["header"].match(line):
-            notes.append("Only the first table is read: keep each in a file of its own.")
+            others = [line, *lines]
             break
         elif line.strip(_RULES) and not totals:
             row = _row(line, columns, is_last=line == last)
             made = _operator(row, device)
             num_broken += made is None
             if made is not None:
-                operators.append(made)
                 for what, one in whole.items():
                     one.take_all(row, what)
+                operators.append(_operator(row, device) or made)
             if len(operators) > MAX_ROWS:
                 _refuse(source, f"more than {MAX_ROWS:,} rows")
     if not operators:
@@ -211,13 +218,35 @@ def _operators(source: str, every: Sequence[str]) -> OperatorTable:
     notes += [f"Unreadable rows, skipped: {num_broken:,}."] * (num_broken > 0)
     if not device and any(re.fullmatch(r"(?!CPU)\w+ total", name) for name in columns):
         notes.append("The table has no own times of the GPU (PyTorch before 1.7).")
-    return OperatorTable(
+    table = OperatorTable(
         operators=tuple(operators),
         device=next(iter(totals.keys() - {"CPU"}), device) if first else device,
         self_cpu_ns=totals.get("CPU", whole["CPU"].ns),
         self_device_ns=totals.get(device, whole[device or "CUDA"].ns),
         notes=tuple(notes),
         is_from_top=not first,
+    )
+    if others and not is_second:
+        with suppress(InputError):
+            return _with_second(table, _operators(source, others, is_second=True))
+    left_out = ("Only the first two tables are read: keep each in a file of its own.",)
+    return msgspec.structs.replace(table, notes=table.notes + left_out) if others else table
+
+
+def _with_second(table: OperatorTable, second: OperatorTable) -> OperatorTable:
+    """A table with the one after it, or with its rows if both are of one run, in another order."""
+    totals = {at: (getattr(table, at), getattr(second, at)) for at in _TOTALS}
+    both = [pair for pair in totals.values() if all(pair)]
+    is_same = bool(both) and all(isclose(*pair, rel_tol=_SAME) for pair in both)
+    if not is_same or table.device != second.device:
+        return msgspec.structs.replace(table, second=second)
+    known = {(row.name, row.num_calls) for row in table.operators}
+    more = (row for row in second.operators if (row.name, row.num_calls) not in known)
+    return msgspec.structs.replace(
+        table,
+        operators=(*table.operators, *more),
+        is_from_top=False,
+        **{at: one or other for at, (one, other) in totals.items()},
     )
 
 
@@ -287,7 +316,7 @@ class _Whole:
 
     def take(self, spent: int | None, share: str) -> None:
         """Add a row, with its share in percent."""
-        if not spent or not _PATTERNS["cell"].fullmatch(share) or share.count(".") > 1:
+        if not spent or not _PATTERNS["share"].fullmatch(share):
             return
         percent, half = float(share), 0.5 * 0.1 ** len(share.partition(".")[2])
         if percent > 0 and half / percent < self._error:
@@ -296,11 +325,13 @@ class _Whole:
         elif not percent and self._error == _MOST_ERROR:  # it is rounded to 0: at least this much
             self.ns = max(self.ns or 0, round(spent / half * 100))
 
-    def take_all(self, row: Mapping[str, str], what: str) -> None:
-        """Add a row of columns: its own time, and the time with what it calls."""
+    def take_all(self, row: dict[str, str], what: str) -> None:
+        """Add a row of columns: its own time, and that with calls, which its share tells if cut."""
         for column in map(str.format, ("Self {}", "Self {} total", "{} total"), repeat(what)):
-            share = row.get(f"{column} %", "").removesuffix("%")
-            self.take(_ns(row.get(column, "")), share if share.strip("0.") else "")
+            share, ns = row.get(f"{column} %", "").removesuffix("%"), _ns(row.get(column, ""))
+            self.take(ns, share if what == "CPU" or share.strip("0.") else "")
+            if ns is None and _PATTERNS["share"].fullmatch(share) and self._error < _SAME:
+                row[column] = f"{round((self.ns or 0) * float(share) / 100)}ns"
 
 
 def _kind(name: str) -> CollectiveKind:

@@ -377,7 +377,8 @@ _SHORT = 4_000
 """Characters of a text in which two numbers of GPUs make a comparison; a longer one needs three."""
 _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight")
 _TIMES = {"half": 0.5, "twice": 2, "double": 2, "two": 2, "three": 3, "triple": 3, "four": 4}
-_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0,
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3,
+            "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0,
             "秒": 1.0, "分": 60.0, "小": 3600.0, "天": 86400.0}  # fmt: skip
 _CONTRASTS = ("of_chip", "of_mode", "of_precision", "of_way", "of_change")
 _MOST_WORDS = 7  # Of a name in a sentence
@@ -410,7 +411,7 @@ def _values(line: str) -> Iterator[_Value]:
     is_of_step = _PATTERNS["of_iterations"].search(line) and not is_of_epoch
     for found in _PATTERNS["value"].finditer(line):
         seconds = sum(
-            (_typed(number) or 0.0) * _SECONDS["ms" if unit == "ms" else unit[0]]
+            (_typed(number) or 0.0) * _SECONDS[unit if unit in _SECONDS else unit[0]]
             for number, unit in _PATTERNS["duration"].findall((found["time"] or "").lower())
         )
         seconds = seconds or float(found["bare"] or found["seconds"] or 0)
@@ -511,6 +512,9 @@ def _labels(row: Sequence[str], *, is_turned: bool) -> tuple[str, dict[int, str]
     if len(known) > 1 and all(map(is_count, known.values())):
         return of, known
     sides = {at: name for at, name in enumerate(map(_side, row)) if name}
+    timed = [at for at, one in enumerate(row) if _head_kind(one)]
+    if len(timed) > 1 == sum(at not in sides for at in timed):  # its head has no more than others
+        sides |= {at: row[at] for at in timed if at not in sides}
     if not is_turned or _PATTERNS["head_of_ways"].search(head):
         known = {at: one for at, one in (known | sides).items() if at or not is_turned}
     are_ways = all(is_way(one) or is_count(one) for one in known.values())
@@ -529,6 +533,7 @@ class _Row(NamedTuple):
 
 def _table_rows(lines: Iterable[str]) -> Iterator[_Row]:
     """Speeds in tables with a column or a row for each number of GPUs, or way to train."""
+    unit = next(filter(_PATTERNS["times_are"].match, lines := [*lines]), "")
     for (above, table), is_turned in product(_tables(lines), (False, True)):
         of, names, heads, batches = "", dict[int, str](), list[str](), dict[int, float]()
         for row in map(list, zip(*table, strict=True)) if is_turned else table:
@@ -540,7 +545,8 @@ def _table_rows(lines: Iterable[str]) -> Iterator[_Row]:
                 batches = {at: _typed(row[at]) or 1.0 for at in names}
             elif names:
                 name = ", ".join(filter(None, row[: min(names)]))
-                says = (name,) if _PATTERNS["no_side"].search(name) else (name, heads[0], above)
+                says: tuple[str, ...] = (name, unit)
+                says += (heads[0], above) * (not _PATTERNS["no_side"].search(name))
                 speeds: dict[str, tuple[str, float]] = {}
                 for at, one in names.items():
                     if speed := _speed(row[at], heads[at], *says):
@@ -782,6 +788,8 @@ def _said_in(line: str, title: str) -> Iterator[_Said]:
     is_contrasted = any(map(_PATTERNS["contrast"].search, texts[1:-1]))
     is_contrasted |= _PATTERNS["contrast"].match(line.lstrip()) is not None
     above = _name_before(title)
+    if _PATTERNS["way"].match(title.strip(_MARKS)):
+        above = title.strip(_MARKS)
     named = [
         [
             _Said(name, above, text, value.kind, value.per_s, is_contrasted)
@@ -811,6 +819,7 @@ def _speed(cell: str, *says: str) -> tuple[str, float] | None:
 def _sides(rows: Iterable[_Row], *of: str) -> ScalingTable | None:
     """The median share that each of several ways has of the speed of the fastest."""
     ways = [row for row in rows if row.of in of]
+    ways = [row for row in ways if not _PATTERNS["part"].search(row.name)] or ways
     if not ways:
         return None
     names, kind = mode((row.names, row.kind) for row in ways)

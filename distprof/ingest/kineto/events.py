@@ -39,8 +39,14 @@ DEVICE_KINDS: dict[str, ActivityKind] = {
 }
 """Categories of device rows after :func:`normalise`, and the kind of such rows."""
 
-_TABLE = table_beside(__package__, "events.toml")
-HOST_WORDS: dict[str, str] = _TABLE["host_words"]
+_MAKERS = ("cuda", "hip", "xpu", "mtia", "privateuse1")
+HOST_WORDS: dict[str, str] = {
+    **{f"{maker}_{word}": word for word in ("runtime", "driver") for maker in _MAKERS},
+    **{"user_annotation": "annotation", "cuda_sync": "sync"},
+    # PyTorch 1.8 to 1.12
+    **{"Operator": "cpu_op", "Runtime": "runtime", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset"},
+    **dict.fromkeys(("Kernel", "concurrent_kernel"), "kernel"),
+}
 """Category in the trace to distprof's word for it."""
 
 # Rows of this category are counted and dropped, because they are most of a trace with stacks;
@@ -64,7 +70,7 @@ KEPT_PREFIXES = (
 So do those of a data loader.
 """
 
-WITHOUT_INPUTS = frozenset(_TABLE["without_inputs"])
+WITHOUT_INPUTS = frozenset(table_beside(__package__, "events.toml")["without_inputs"])
 """Operators whose inputs are not read: they launch no kernel, or only through others."""
 
 _UNTRANSLATED = (PYTHON_FRAME, "cpu_op", "cpu_instant_event", "overhead", "Trace")

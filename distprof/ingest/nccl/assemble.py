@@ -13,17 +13,13 @@ from distprof.ingest.nccl.messages import (
     CUT,
     KNOWN,
     UNKNOWN,
-    Call,
     Cards,
     Choice,
     Connection,
     Event,
+    Fact,
     Marker,
-    Network,
     Reach,
-    Remark,
-    Setting,
-    Version,
     parse,
 )
 from distprof.run.logs import (
@@ -35,6 +31,7 @@ from distprof.run.logs import (
     NcclProcess,
     NcclWarning,
 )
+from distprof.terms import NcclRemark
 
 MAX_PROCESSES = 1 << 17
 MAX_VALUES = 1 << 12
@@ -67,13 +64,10 @@ class Assembler:
         self._odd = Splitter()
         self._bags: dict[int, defaultdict[bytes, int]] = {}
         self._num_bagged = 0
-        self._versions: dict[str, set[int]] = {}
-        self._settings: dict[str, dict[str, set[int]]] = {}
+        self._facts: dict[str, dict[str, dict[str, set[int]]]] = defaultdict(dict)
         self._cards: dict[tuple[int, str], dict[tuple[int, str, str], None]] = {}
         self._missing: dict[str, set[int]] = {}
-        self._networks: dict[str, set[int]] = {}
         self._of_cards: dict[str, set[int]] = {}  # NCCL lists the cards of the one that it uses
-        self._remarks: dict[str, dict[str, set[int]]] = {}
         self._links: Counter[str] = Counter()
         self._peer_path: tuple[float, str] | None = None
         self._card_path: tuple[float, str] | None = None
@@ -177,7 +171,7 @@ class Assembler:
         if level == b"WARN":
             self._counts["warn"] += 1
             self._warn(process, text)
-            if isinstance(said := self._cache.get(text) or self._parse(text), Remark | Cards):
+            if isinstance(said := self._cache.get(text) or self._parse(text), Fact | Cards):
                 self._keep(process, said)
             return
         if level == b"INFO":
@@ -197,6 +191,7 @@ class Assembler:
     ) -> NcclLog:
         """The log of files, each with the processes that it names first, after the last message."""
         self._empty_all()
+        facts = self._facts
         communicators, edges = self._communicators.result()
         ranks = {**self._communicators.world_ranks(communicators), **self._ranks_of_files}
         if left := self._counts["left"] + self._communicators.num_left:
@@ -208,14 +203,14 @@ class Assembler:
                 NcclProcess(host=_text(host), pid=pid, rank=ranks.get(index))
                 for (host, pid), index in self._processes.items()
             ),
-            versions=_sorted(self._versions),
-            settings={name: _sorted(values) for name, values in sorted(self._settings.items())},
+            versions=_sorted(facts["versions"].get("", {})),
+            settings={name: _sorted(of) for name, of in sorted(facts["settings"].items())},
             communicators=communicators,
             edges=edges,
             cards=self._all_cards(),
             missing_networks=_sorted(self._missing),
-            networks=_sorted(self._networks or self._listed()),
-            remarks={name: _sorted(values) for name, values in sorted(self._remarks.items())},
+            networks=_sorted(facts["networks"].get("") or self._listed()),
+            remarks={name: _sorted(of) for name, of in sorted(facts["remarks"].items())},
             links=tuple(sorted(self._links)),
             peer_path=self._peer_path,
             card_path=self._card_path,
@@ -267,21 +262,14 @@ class Assembler:
 
     def _keep(self, process: int, event: Event) -> None:
         match event:
-            case Call(operation=name):
-                self._choose((name, None, "", ""))
             case Choice():
                 self._choose((event.operation, event.num_bytes, event.algorithm, event.protocol))
-            case Version(text=text):
-                self._note(self._versions, text, process)
-            case Setting(name=name, value=value):
-                if name in self._settings or len(self._settings) < MAX_VALUES:
-                    self._note(self._settings.setdefault(name, {}), value, process)
-            case Remark(name=name, value=value, network=network):
-                self._note(self._remarks.setdefault(name, {}), value, process)
+            case Fact(name=name, value=value, network=network):
+                named = self._facts[event.of]
+                if name in named or len(named) < MAX_VALUES:
+                    self._note(named.setdefault(name, {}), value, process)
                 if network:
                     self._note(self._of_cards, network, process)
-            case Network(name=name):
-                self._note(self._networks, name, process)
             case Cards(network=network, cards=()):
                 self._note(self._missing, network, process)
             case Cards(network=network, cards=cards):
@@ -289,7 +277,9 @@ class Assembler:
                 if len(known) < MAX_VALUES:
                     known.update(dict.fromkeys(cards))
                 self._note(self._of_cards, network, process)
-            case Reach(peer=peer, card=card, inside=inside):
+            case Reach(peer=peer, card=card, inside=inside, rings=rings):
+                if rings:
+                    self._keep(process, Fact("remarks", NcclRemark.RINGS, rings))
                 self._peer_path = min(filter(None, (self._peer_path, peer)), default=None)
                 self._card_path = min(
                     filter(None, (self._card_path, card)),

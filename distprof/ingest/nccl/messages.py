@@ -25,17 +25,13 @@ CUT = Marker("cut")
 """Begins like a known message, but is cut off."""
 
 
-class Version(msgspec.Struct, frozen=True):
-    """``NCCL version 2.18.5+cuda12.2``."""
+class Fact(msgspec.Struct, frozen=True):
+    """What a process says of itself, and the network in use if the message names it."""
 
-    text: str
-
-
-class Setting(msgspec.Struct, frozen=True):
-    """``NCCL_ALGO set by environment to RING``."""
-
-    name: str
+    of: str  # ``versions``, ``networks``, ``settings`` or ``remarks``.
+    name: str  # Of a variable, or a :class:`~distprof.terms.NcclRemark`.
     value: str
+    network: str = ""
 
 
 class Connection(msgspec.Struct, frozen=True):
@@ -90,12 +86,6 @@ class Cards(msgspec.Struct, frozen=True):
     cards: tuple[tuple[int, str, str], ...]
 
 
-class Network(msgspec.Struct, frozen=True):
-    """The network that NCCL chose."""
-
-    name: str
-
-
 class Channels(msgspec.Struct, frozen=True):
     """Number of channels of a communicator."""
 
@@ -119,34 +109,21 @@ class Reach(msgspec.Struct, frozen=True):
     peer: tuple[float, str] | None
     card: tuple[float, str] | None
     inside: str = ""
-
-
-class Remark(msgspec.Struct, frozen=True):
-    """What NCCL can or cannot use, of what it says so, and the network in use if it names it."""
-
-    name: str
-    value: str
-    network: str = ""
+    rings: str = ""  # Channels that the search found for rings.
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """The algorithm and protocol of one operation."""
+    """One call of an operation, with its algorithm and protocol if the message names them."""
 
     operation: str
-    num_bytes: int
-    algorithm: str
-    protocol: str
-
-
-class Call(msgspec.Struct, frozen=True):
-    """One call of an operation."""
-
-    operation: str
+    num_bytes: int | None = None
+    algorithm: str = ""
+    protocol: str = ""
 
 
 Event = (
-    Marker | Version | Setting | Connection | Ring | Trees | Initialised | Timing | Cards | Network
-    | Channels | Nodes | Reach | Remark | Choice | Call
+    Marker | Fact | Connection | Ring | Trees | Initialised | Timing | Cards
+    | Channels | Nodes | Reach | Choice
 )  # fmt: skip
 
 Reader = Callable[[str], Event | None]
@@ -163,6 +140,7 @@ _PROTOCOLS = ("LL", "LL128", "SIMPLE")
 
 def parse(text: str) -> Event:
     """The event of a text after ``NCCL INFO``, or from ``NCCL version`` on."""
+    text = text.rstrip(" │┃║")  # of a terminal that is split into panes
     for begin, how in _READERS:
         if begin in text:
             event = how(text)
@@ -264,11 +242,21 @@ def _reach(match: re.Match[str]) -> Event | None:
     return Reach(min(peers, default=None), max(cards, default=None)) if paths else None
 
 
+def _searched(match: re.Match[str]) -> Event:
+    """What NCCL's graph search found, with the speed of each ring between nodes."""
+    rings = f"{match[1]} × {float(match[2]):.3g} GB/s" if match[1] else ""
+    return Reach(None, None, match[3], rings)
+
+
 def _named(word: str, names: tuple[str, ...]) -> str:
     """The name of a choice, which newer versions print as a name and older ones as a number."""
     if word.isdecimal():
         return names[int(word)] if len(word) < 3 and int(word) < len(names) else word
     return word.upper()
+
+
+def _remark(name: str, value: str, network: str | None = None) -> Fact:
+    return Fact("remarks", name, value, network or "")
 
 
 def _of(pattern: str, make: Callable[[re.Match[str]], Event | None]) -> Reader:
@@ -284,7 +272,7 @@ def _of(pattern: str, make: Callable[[re.Match[str]], Event | None]) -> Reader:
 _READERS: tuple[tuple[str, Reader], ...] = (
     (" via ", _connection),
     ("GPU/", _of("from_gpu", _reach)),
-    (": opCount ", _of("call", lambda m: Call(m[1]))),
+    (": opCount ", _of("call", lambda m: Choice(m[1]))),
     ("Channel ", _of("ring", lambda m: Ring(int(m[1]), tuple(map(int, m[2].split()))))),
     ("Trees ", _trees),
     (" COMPLETE", _initialised),
@@ -292,26 +280,29 @@ _READERS: tuple[tuple[str, Reader], ...] = (
     ("Init timings", _of("timing", _timing)),
     ("anks ", _of("old_init", _old_initialised)),
     *(
-        (begin, _of("setting", lambda m: Setting(m[1], m[2])))
+        (begin, _of("setting", lambda m: Fact("settings", m[1], m[2])))
         for begin in (" set by environment to ", "_IFNAME set to ", "_HCA set to ")
     ),
     ("GPU Direct RDMA ", _of("socket_gdr", lambda m: Cards("Socket", ((int(m[1]), m[2], ""),)))),
-    ("GPU Direct RDMA ", _of("gdr", lambda m: Remark(_GDR[m[2]], m[4] or m[3], m[1] or ""))),
-    ("NET/OFI ", _of("ofi", lambda m: Remark(NcclRemark.PLUGIN, m[1] or f"filter {m[2]}"))),
+    ("GPU Direct RDMA ", _of("gdr", lambda m: _remark(_GDR[m[2]], m[4] or m[3], m[1]))),
+    ("NET/OFI ", _of("ofi", lambda m: _remark(NcclRemark.PLUGIN, m[1] or f"filter {m[2]}"))),
     ("NET/OFI ", _of("ofi_failed", lambda _: Cards("Libfabric", ()))),
-    ("NET/OFI ", _of("ofi_gdr", lambda _: Remark(NcclRemark.GDR_OFF, "Libfabric"))),
-    ("libibverbs", _of("no_verbs", lambda m: Remark(NcclRemark.NO_VERBS, m[0]))),
-    ("Could not enable P2P ", _of("peer_failed", lambda _: Remark(NcclRemark.PEER_OFF, "refused"))),
-    ("Check P2P Type ", _of("no_peers", lambda _: Remark(NcclRemark.PEER_OFF, "refused"))),
-    ("P2P is disabled ", _of("peer_off", lambda m: Remark(NcclRemark.PEER_OFF, _LINKS[m[1]]))),
+    ("NET/OFI ", _of("ofi_gdr", lambda _: _remark(NcclRemark.GDR_OFF, "Libfabric"))),
+    ("libibverbs", _of("no_verbs", lambda m: _remark(NcclRemark.NO_VERBS, m[0]))),
+    (
+        "Could not enable P2P ",
+        _of("peer_failed", lambda _: _remark(NcclRemark.PEER_OFF, "refused")),
+    ),
+    ("Check P2P Type ", _of("no_peers", lambda _: _remark(NcclRemark.PEER_OFF, "refused"))),
+    ("P2P is disabled ", _of("peer_off", lambda m: _remark(NcclRemark.PEER_OFF, _LINKS[m[1]]))),
     ("NET/OFI S", _of("slow_provider", lambda m: Cards("Socket", ((0, m[1], ""),)))),
     ("NET/OFI S", _of("provider", lambda m: Cards("Libfabric", ((0, m[1], ""),)))),
     ("NET/", _cards),
-    ("Using ", _of("network", lambda m: Network(m[1]))),
+    ("Using ", _of("network", lambda m: Fact("networks", "", m[1]))),
     ("coll channels", _of("channels", lambda m: Channels(int(m[1]), int(m[2]) if m[2] else None))),
     ("nNodes", _of("nodes", lambda m: Nodes(m[1], int(m[2])))),
-    ("Pattern ", _of("paths", lambda m: Reach(None, None, m[1]))),
-    ("+ PCI[0", _of("no_rate", lambda m: Remark(NcclRemark.NO_RATE, m[1]))),
+    ("Pattern ", _of("paths", _searched)),
+    ("+ PCI[0", _of("no_rate", lambda m: _remark(NcclRemark.NO_RATE, m[1]))),
     ("+ ", _of("link", lambda m: Reach((float(m[2]), m[1]), None))),
     ("+ ", _of("card", lambda m: Reach(None, (float(m[1]), "")))),
     (
@@ -323,5 +314,5 @@ _READERS: tuple[tuple[str, Reader], ...] = (
             ),
         ),
     ),
-    ("CCL version", _of("version", lambda m: Version(m[1]))),
+    ("CCL version", _of("version", lambda m: Fact("versions", "", m[1]))),
 )

@@ -108,17 +108,17 @@ class _Text:
         elif line.strip() in _HEADINGS:
             self._kind, self._communicator, self._size = line.strip(), "", None
         elif group is not None:
-            self._add_group(group)
+            errors = () if group["errors"] == "OK" else tuple(group["errors"].split(","))
+            fields = {**group.groupdict(), "errors": errors}
+            self.groups.append(msgspec.convert(fields, RasGroup, strict=False))
         elif self._kind == "TIMEOUT" and (counted := _PATTERNS["counted"].match(line)) is not None:
             self.status = replace(self.status, num_timeouts=int(counted[1]))
             self._kind = ""
         elif self._kind or self._operation or _PATTERNS["different"].match(line):
             self._detail(line)
         elif (totals := _PATTERNS["totals"].fullmatch(line)) is not None:
-            nodes, processes, gpus = map(int, totals.groups())
-            self.status = replace(
-                self.status, num_nodes=nodes, num_processes=processes, num_gpus=gpus
-            )
+            numbers = {name: int(number) for name, number in totals.groupdict().items()}
+            self.status = replace(self.status, **numbers)
 
     def result(self) -> RasStatus:
         """The snapshot."""
@@ -128,19 +128,6 @@ class _Text:
             groups=tuple(self.groups),
             troubles=tuple(self.troubles),
             launches=tuple(launches),
-        )
-
-    def _add_group(self, found: re.Match[str]) -> None:
-        count, nodes, size, _, status, errors = found.groups()
-        names = tuple(errors.split(",")) if errors != "OK" else ()
-        self.groups.append(
-            RasGroup(
-                num_communicators=int(count),
-                num_nodes=int(nodes),
-                size=int(size),
-                status=status,
-                errors=names,
-            )
         )
 
     def _detail(self, line: str) -> None:
@@ -166,13 +153,8 @@ class _Text:
             self._rank(rank)
 
     def _rank(self, found: re.Match[str]) -> None:
-        pid, gpu = found["pid"], found["gpu"]
-        rank = RasRank(
-            rank=int(found[1]),
-            host=found["host"] or "",
-            pid=None if pid is None else int(pid),
-            gpu=None if gpu is None else int(gpu),
-        )
+        known = {name: found[name] for name in ("host", "pid", "gpu") if found[name] is not None}
+        rank = msgspec.convert({"rank": found[1], **known}, RasRank, strict=False)
         if self._operation:
             alone = found["count"] is not None or found["none"] is not None
             count = int(found["count"] or 0) if alone else self._count

@@ -95,6 +95,8 @@ class PhasesGrammar(Grammar):
         """Read phases with their times, or a table with a column for each phase."""
         text = block.decode("utf-8", "replace")
         self.name += " of epochs" * bool(_OF_EPOCHS.search(text))
+        if _PATTERNS["compared"].search(block):  # times of several ways
+            return
         if head := _COLUMNS.search(text):
             names = head[1].split()
             rows = (line.split()[-len(names) :] for line in text[head.end() :].splitlines())

@@ -8,7 +8,7 @@ from distprof.artefacts.record import shared_fields
 from distprof.run.run import ClockAlignment, Run
 from distprof.schema import ABSENT
 from distprof.sections.capture import FILTERED, CaptureGap, CaptureResult, NodeClock
-from distprof.terms import CollectiveKind
+from distprof.terms import MESSAGES
 from distprof.units import format_bytes, format_ratio, name_ranks
 
 NO_DEVICE = "no-device-activity"  # Kind of gap: ranks whose device was not recorded
@@ -19,8 +19,7 @@ def analyze_capture(run: Run) -> CaptureResult:
     """Measure what the recording holds and what it lacks."""
     present = tuple(rank.rank for rank in run.ranks)
     qualities = [rank.quality for rank in run.ranks]
-    messages = [int(kind) for kind in CollectiveKind if kind.is_point_to_point]
-    complete = run.matches.complete[~np.isin(run.matches.kind, messages)]
+    complete = run.matches.complete[~np.isin(run.matches.kind, MESSAGES)]
     # notes of all parts without repetitions; a note of only some ranks names them
     ranks_of: dict[str, list[int]] = {}
     for rank in run.ranks:

@@ -23,29 +23,6 @@ def capture_incomplete(capture: CaptureResult, limits: Limits) -> Iterator[Draft
     """Ranks are missing from the recording, files are damaged, rows were removed from a trace after
     the profiler wrote it, or collectives could not be matched. The other findings then describe
     only a part of the job.
-
-    ## Why it costs time
-    It costs no time, but it limits the analysis. A missing rank may be the late one, and waiting
-    and transfer of unmatched collectives cannot be separated.
-
-    ## Evidence needed
-    The traces themselves. At least one of them must hold the world size of the job
-    (`distributedInfo.world_size`, PyTorch 1.9 and later).
-
-    ## How the cost is computed
-    No cost: it concerns the recording, not the job.
-
-    ## How to fix
-    Record every rank of at least one replica over the same steps, with the same schedule:
-    `torch.profiler.profile(schedule=schedule(wait=2, warmup=3, active=5), on_trace_ready=…)`. Add a
-    barrier before the program ends, and copy the files only after the profiler has written them.
-
-    ## When it is wrong
-    You may have left ranks out on purpose: a few ranks of each pipeline stage may be enough for
-    your question.
-
-    ## Sources
-    PyTorch documentation of `torch.profiler`.
     """
     problems = [*_ranks(capture), *_matches(capture, limits), *_damage(capture, limits)]
     if not problems:
@@ -106,24 +83,6 @@ def capture_windows_disjoint(capture: CaptureResult, limits: Limits) -> Iterator
     ## Why it costs time
     It costs no time, but distprof can compare ranks only in steps that all of them recorded.
     Outside these steps it is unknown which rank waited for which.
-
-    ## Evidence needed
-    At least two ranks. Either step numbers, or clocks that could be aligned.
-
-    ## How the cost is computed
-    No cost: it concerns the recording, not the job.
-
-    ## How to fix
-    Start the profiler at the same *step* on all ranks, not at a time of day or by a signal:
-    `schedule(wait, warmup, active)` counts steps, and a barrier before the first step makes the
-    ranks begin together. Record at least three steps.
-
-    ## When it is wrong
-    Ranks of different jobs or restarts in one folder look the same. So do pipelines whose stages
-    count micro-batches as steps.
-
-    ## Sources
-    PyTorch documentation of `torch.profiler.schedule`.
     """
     if len(capture.ranks_present) < 2:
         return
@@ -158,23 +117,6 @@ def capture_start_transient(capture: CaptureResult, limits: Limits) -> Iterator[
     It costs no time outside the recording. Profilers start at different moments on different ranks,
     so the first collective waits for the last profiler. The last rank then looks like an extreme
     straggler.
-
-    ## Evidence needed
-    Collectives matched across ranks in at least two steps.
-
-    ## How the cost is computed
-    No cost: no number in the report includes the step.
-
-    ## How to fix
-    Give the profiler time to settle: `torch.profiler.schedule(wait=2, warmup=3, active=5)` and a
-    barrier before the first active step.
-
-    ## When it is wrong
-    A real stall in the first recorded step looks the same. Record again with a longer warm-up: a
-    real stall reappears.
-
-    ## Sources
-    PyTorch documentation of `torch.profiler.schedule`.
     """
     if not capture.transient_steps:
         return

@@ -25,28 +25,6 @@ _MAX_FINDINGS = 3
 def fallen_bandwidth(log: CollectiveLogResult, limits: Limits) -> Iterator[Draft]:
     """For a time, collectives of one kind and size were much slower than usual, even on the rank
     that arrived last.
-
-    ## Why it costs time
-    A link that lost lanes, a card that fell back to a lower rate, or a switch under other jobs'
-    load slows down every collective that crosses it, and with it every step.
-
-    ## Evidence needed
-    NCCL Inspector records of all ranks of a group, over enough time to compare.
-
-    ## How the cost is computed
-    No cost: the records have no steps. The message gives the bandwidth in this period and the usual
-    bandwidth.
-
-    ## How to fix
-    Look at error counters and rates of links for that time (`ibstat`, `nvidia-smi nvlink`, the
-    switch), at NCCL's own warnings, and at other jobs on the same switches.
-
-    ## When it is wrong
-    Ranks may have moved, or settings may have changed, between restarts that wrote to the same
-    folder.
-
-    ## Sources
-    NVIDIA, NCCL Inspector; nccl-tests, `doc/PERFORMANCE.md` (bus bandwidth).
     """
     deepest: dict[tuple[str, int, int], BandwidthFall] = {}
     for one in log.falls:
@@ -91,30 +69,6 @@ _MAX_NAMED = 3
 def late_rank_for_a_time(log: CollectiveLogResult, limits: Limits) -> Iterator[Draft]:
     """For part of the recorded time, one rank arrives last in nearly all collectives in which
     others wait.
-
-    ## Why it costs time
-    A collective ends after its last member arrives. Until then all others wait, however fast the
-    links are. If a rank is late only for a time, the cause begins and ends with it: heat, another
-    job on its host, a checkpoint, a neighbour on the network.
-
-    ## Evidence needed
-    NCCL Inspector records of all ranks (`distprof analyze nccl-inspector-17`, or `--with`).
-    `late-rank-by-summary` reports ranks that are late all the time.
-
-    ## How the cost is computed
-    No cost: the records have no steps. The message gives the share of the time in collectives that
-    is spent waiting.
-
-    ## How to fix
-    Look at what happened on the rank's host during these periods: its kernel log, the clocks and
-    temperature of its GPU, other jobs, checkpoints.
-
-    ## When it is wrong
-    Times are those at which records were written, up to one interval of the dump thread after the
-    collective. A rank whose kernels start late for lack of streams arrives last without being slow.
-
-    ## Sources
-    NVIDIA, NCCL Inspector. The rank with the shortest kernel arrives last.
     """
     if log.start_ns is None or log.end_ns is None:
         return

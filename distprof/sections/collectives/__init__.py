@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
-from distprof.terms import CollectiveKind, MeshAxis
+from distprof.terms import MESSAGES, MeshAxis
 from distprof.units import format_bytes
 
-_POINT_TO_POINT = frozenset(kind.label for kind in CollectiveKind if kind.is_point_to_point)
+_POINT_TO_POINT = frozenset(kind.label for kind in MESSAGES)
 
 
 class CollectiveClass(Record, frozen=True, kw_only=True):

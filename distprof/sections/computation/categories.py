@@ -9,9 +9,8 @@ from functools import cache, lru_cache
 import msgspec
 
 from distprof.bounds import table_beside
+from distprof.schema import ABSENT
 from distprof.sections.computation import PRODUCTS
-
-UNKNOWN = -1
 
 _MOST_KNOWN = 1 << 16
 
@@ -40,17 +39,17 @@ def number_of(name: str) -> int:
 
 @lru_cache(_MOST_KNOWN)
 def strong(operator: str) -> int:
-    """The category that an operator decides for itself and for all that it calls, or UNKNOWN."""
+    """The category that an operator decides for itself and for all that it calls, else ABSENT."""
     if operator.startswith("autograd::engine::"):  # it also adds up gradients of other operators
-        return UNKNOWN
+        return ABSENT
     if _INDUCTOR.match(operator):  # named like its kernel
-        return UNKNOWN
+        return ABSENT
     return _first(operator, (one.strong for one in categories().values()))
 
 
 @lru_cache(_MOST_KNOWN)
 def weak(operator: str) -> int:
-    """The category of an operator that others are made of, or UNKNOWN."""
+    """The category of an operator that others are made of, else ABSENT."""
     return _first(operator, (one.weak for one in categories().values()))
 
 
@@ -60,7 +59,7 @@ def of_kernel(kernel: str) -> int:
     if made := _INDUCTOR.match(kernel):
         return _of_inductor(kernel, made["kind"])
     found = _first(kernel, (one.kernels for one in categories().values()))
-    return number_of("other") if found == UNKNOWN else found
+    return number_of("other") if found == ABSENT else found
 
 
 _INDUCTOR = re.compile(r"triton_(?P<kind>poi|red|per|split_red|mix|for|tem)_fused_")
@@ -94,4 +93,4 @@ def _first(name: str, expressions: Iterable[tuple[re.Pattern[str], ...]]) -> int
     for number, patterns in enumerate(expressions):
         if any(pattern.search(name) for pattern in patterns):
             return number
-    return UNKNOWN
+    return ABSENT

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from distprof.intervals import Intervals, covered
 from distprof.run.tables import MODULE_CATEGORY
-from distprof.schema import Int64Array, Table
+from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.computation import CompiledCode, ModuleStats, Pass
-from distprof.sections.computation.categories import UNKNOWN
 from distprof.sections.computation.operators import (
     BACKWARD,
     OF_AUTOGRAD,
@@ -47,8 +46,8 @@ class _Tree(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     is_call: NDArray[np.bool_]  # Whether each row of the operators is the call of a module.
-    path: NDArray[np.int32]  # The innermost path around each row, itself included; UNKNOWN outside.
-    paths: tuple[tuple[int, str], ...]  # The path above each, UNKNOWN without one, and its module.
+    path: NDArray[np.int32]  # The innermost path around each row, itself included; ABSENT outside.
+    paths: tuple[tuple[int, str], ...]  # The path above each, ABSENT without one, and its module.
 
 
 def modules_of(calls: KernelCalls) -> tuple[ModuleStats, ...]:
@@ -59,7 +58,7 @@ def modules_of(calls: KernelCalls) -> tuple[ModuleStats, ...]:
         return ()
     around = _around(operators, calls.host, tree.is_call)
     counted = (calls.inside >= 0) & (calls.counted_ns > 0)
-    called = np.where(counted, around[calls.inside], UNKNOWN)
+    called = np.where(counted, around[calls.inside], ABSENT)
     known = np.flatnonzero((called >= 0) & (tree.path[called] >= 0))
     path, spent = tree.path[called[known]], calls.counted_ns[known]
     is_backward = calls.part[known] == Pass.BACKWARD
@@ -74,7 +73,7 @@ def modules_of(calls: KernelCalls) -> tuple[ModuleStats, ...]:
     num_modules = np.bincount(modules, minlength=size)
     paths: list[tuple[str, ...]] = []
     for above, name in tree.paths:
-        paths.append((*(paths[above] if above != UNKNOWN else ()), name))
+        paths.append((*(paths[above] if above != ABSENT else ()), name))
     started = [paths[number] for number in np.flatnonzero(num_calls)]
     shown = {one[:depth] for one in started for depth in range(1, len(one) + 1)}
     return tuple(
@@ -108,15 +107,15 @@ def _tree(operators: Operators, host: Table) -> _Tree:
     again = operators.innermost(names.finds(BACKWARD)[operators.row]) >= 0
     home: dict[int, int] = {}
     for _ in range(2):  # a module that is recomputed has been found elsewhere by then
-        path = np.full(len(operators.row), UNKNOWN, np.int32)
+        path = np.full(len(operators.row), ABSENT, np.int32)
         for rows in operators.levels:
             path[rows] = operators.above(path, rows)
             for row in rows[is_call[rows]].tolist():
                 around, module = int(path[row]), int(name[row])
                 if not again[row]:
                     home.setdefault(module, around)
-                elif around == UNKNOWN:
-                    around = home.get(module, UNKNOWN)
+                elif around == ABSENT:
+                    around = home.get(module, ABSENT)
                 key = (around, labels[module])
                 if key in numbers or len(numbers) < MOST_PATHS:
                     path[row] = numbers.setdefault(key, len(numbers))
@@ -132,7 +131,7 @@ def module_class(name: str) -> str:
 def _around(operators: Operators, host: Table, is_call: NDArray[np.bool_]) -> NDArray[np.int32]:
     """The innermost call of a module around each operator, that of its forward pass in backward."""
     around = operators.innermost(is_call)
-    own = np.where(is_call, np.arange(len(is_call)), UNKNOWN).astype(np.int32)
+    own = np.where(is_call, np.arange(len(is_call)), ABSENT).astype(np.int32)
     names = host.coded("name")
     is_backward, numbered = names.finds(BACKWARD), host["sequence"] >= 0
     starts = np.flatnonzero((numbered & is_backward)[operators.row])
@@ -158,8 +157,8 @@ def _last_before(
     order = np.lexsort((operators.start_ns[rows], sequence[rows]))
     ordered = rows[order]
     is_forward = order < len(forward)
-    last = np.maximum.accumulate(np.where(is_forward, np.arange(len(order)), UNKNOWN))
-    found = np.full(len(rows), UNKNOWN, np.int64)
+    last = np.maximum.accumulate(np.where(is_forward, np.arange(len(order)), ABSENT))
+    found = np.full(len(rows), ABSENT, np.int64)
     fits = (last >= 0) & (sequence[ordered[last]] == sequence[ordered])
     found[order[fits]] = ordered[last[fits]]
     return found[len(forward) :]

@@ -32,13 +32,7 @@ from distprof.run.tables import (
 )
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.sections.computation import Pass
-from distprof.sections.computation.categories import (
-    UNKNOWN,
-    number_of,
-    of_kernel,
-    strong,
-    weak,
-)
+from distprof.sections.computation.categories import number_of, of_kernel, strong, weak
 from distprof.terms import ActivityKind
 
 BACKWARD = re.compile(r"^autograd::engine::evaluate_function")
@@ -102,29 +96,29 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
         return place
 
     def above(self, values: NDArray[np.int32], rows: Int64Array) -> NDArray[np.int32]:
-        """The values of the operators around some of them; UNKNOWN without one."""
+        """The values of the operators around some of them; ABSENT without one."""
         parent = self.parent[rows]
-        return np.where(parent >= 0, values[parent], np.int32(UNKNOWN))
+        return np.where(parent >= 0, values[parent], np.int32(ABSENT))
 
     def inherited(self, own: NDArray[np.int32]) -> NDArray[np.int32]:
         """Each operator's value, or that of the nearest one around it that has one."""
         values = own.copy()
         for rows in self.levels:
-            empty = rows[values[rows] == UNKNOWN]
+            empty = rows[values[rows] == ABSENT]
             values[empty] = self.above(values, empty)
         return values
 
     def innermost(self, chosen: NDArray[np.bool_]) -> NDArray[np.int32]:
-        """The innermost chosen operator around each one, itself included; UNKNOWN without one."""
-        own = np.where(chosen, np.arange(len(chosen)), UNKNOWN)
+        """The innermost chosen operator around each one, itself included; ABSENT without one."""
+        own = np.where(chosen, np.arange(len(chosen)), ABSENT)
         return self.inherited(own.astype(np.int32))
 
     def outermost(self, chosen: NDArray[np.bool_]) -> NDArray[np.int32]:
-        """The outermost chosen operator around each one, itself included; UNKNOWN without one."""
-        values = np.where(chosen, np.arange(len(chosen)), UNKNOWN).astype(np.int32)
+        """The outermost chosen operator around each one, itself included; ABSENT without one."""
+        values = np.where(chosen, np.arange(len(chosen)), ABSENT).astype(np.int32)
         for rows in self.levels:
             outer = self.above(values, rows)
-            values[rows] = np.where(outer == UNKNOWN, values[rows], outer)
+            values[rows] = np.where(outer == ABSENT, values[rows], outer)
         return values
 
     def passes(self, host: Table) -> NDArray[np.int32]:
@@ -135,18 +129,18 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
         """
         names = host.coded("name")
         numbered = (host["sequence"] >= 0) & ~names.finds(OF_AUTOGRAD)
-        own = np.full(len(self.row), UNKNOWN, np.int32)
+        own = np.full(len(self.row), ABSENT, np.int32)
         own[names.finds(BACKWARD)[self.row]] = Pass.BACKWARD
         own[names.finds(_OPTIMIZER)[self.row]] = Pass.OPTIMIZER
-        starts = numbered[self.row] & (own == UNKNOWN)
+        starts = numbered[self.row] & (own == ABSENT)
         for rows in self.levels:
             outer = self.above(own, rows)
             inside = np.isin(outer, (Pass.BACKWARD, Pass.RECOMPUTATION))
             begun = np.where(inside, Pass.RECOMPUTATION, Pass.FORWARD)
             begun = np.where(outer == Pass.OPTIMIZER, Pass.OPTIMIZER, begun)
             value = np.where(starts[rows], begun, outer)
-            own[rows] = np.where(own[rows] == UNKNOWN, value, own[rows])
-        return np.where(own == UNKNOWN, Pass.OTHER, own).astype(np.int32)
+            own[rows] = np.where(own[rows] == ABSENT, value, own[rows])
+        return np.where(own == ABSENT, Pass.OTHER, own).astype(np.int32)
 
 
 _NESTED = ("cpu_op", "annotation", MODULE_CATEGORY)
@@ -196,7 +190,7 @@ class KernelCalls(msgspec.Struct, frozen=True, kw_only=True):
     inside: Int64Array  # The innermost of the operators around this call; ABSENT without one.
     operators: Operators
     in_graph: NDArray[np.bool_]  # Whether a CUDA graph launched it, so no operator is known.
-    row: Int64Array  # Row of the operator in HOST; UNKNOWN without one.
+    row: Int64Array  # Row of the operator in HOST; ABSENT without one.
     inputs: Coded  # Column ``inputs`` of HOST, completed where other rows say more.
     category: NDArray[np.int32]  # Number of its category.
     part: NDArray[np.int32]  # A Pass.
@@ -221,7 +215,7 @@ def kernels_of(
     row, category, part = _launched_by(operators, inside, host)
     in_graph = launches.known.copy()
     in_graph[in_graph] = host.coded("name").finds(_GRAPH_LAUNCH)[launches.row[in_graph]]
-    row[in_graph] = category[in_graph] = UNKNOWN
+    row[in_graph] = category[in_graph] = ABSENT
     kernels = activity.coded("name").take(rows)
     by_name = _verdicts(kernels.values, of_kernel)[kernels.codes]
     found = KernelCalls(
@@ -237,7 +231,7 @@ def kernels_of(
         in_graph=in_graph,
         row=row,
         inputs=completed_inputs(operators, row, host),
-        category=np.where(category == UNKNOWN, by_name, category),
+        category=np.where(category == ABSENT, by_name, category),
         part=part,
         host=host,
     )
@@ -274,28 +268,28 @@ def _launched_by(
     """
     known = inside >= 0
     if not known.any():
-        nothing = np.full(len(inside), UNKNOWN, np.int32)
+        nothing = np.full(len(inside), ABSENT, np.int32)
         return nothing.astype(np.int64), nothing.copy(), nothing * 0
     names, categories_of = host.coded("name"), host.coded("category")
     code = names.codes[operators.row]
     is_call = categories_of.equals(MODULE_CATEGORY)[operators.row]
 
     def of_operators(judge: Callable[[str], int]) -> NDArray[np.int32]:
-        verdicts = np.where(is_call, UNKNOWN, _verdicts(names.values, judge)[code])
+        verdicts = np.where(is_call, ABSENT, _verdicts(names.values, judge)[code])
         return operators.inherited(verdicts.astype(np.int32))
 
     strongly, weakly = of_operators(strong), of_operators(weak)
     part = operators.passes(host)
     weakly = np.where(part == Pass.OPTIMIZER, number_of("optimizer"), weakly)
-    category = np.where(strongly == UNKNOWN, weakly, strongly)
+    category = np.where(strongly == ABSENT, weakly, strongly)
     outer = operators.outermost(_verdicts(names.values, is_counted)[code] > 0)
     inner = operators.innermost(~is_call)
     chosen = np.where(outer[inside] >= 0, outer[inside], inner[inside])
     is_operator = categories_of.equals("cpu_op")[operators.row[chosen]] & (chosen >= 0)
     is_operator &= ~names.finds(_COMPILED)[operators.row[chosen]]
     return (
-        np.where(known & is_operator, operators.row[chosen], UNKNOWN),
-        np.where(known, category[inside], UNKNOWN).astype(np.int32),
+        np.where(known & is_operator, operators.row[chosen], ABSENT),
+        np.where(known, category[inside], ABSENT).astype(np.int32),
         np.where(known, part[inside], Pass.OTHER).astype(np.int32),
     )
 
@@ -312,7 +306,7 @@ def completed_inputs(operators: Operators, row: Int64Array, host: Table) -> Code
     codes = np.zeros(len(row), np.int32)
     codes[known] = column.codes[row[known]]
     texts = dict(zip(column.values, range(len(column.values)), strict=True))
-    above = np.full(len(host), UNKNOWN, np.int64)
+    above = np.full(len(host), ABSENT, np.int64)
     nested = operators.parent >= 0
     above[operators.row[nested]] = operators.row[operators.parent[nested]]
     borrows = names.equals(GRADIENT_OF_WEIGHT)[row[known]] & (above[row[known]] >= 0)

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.schema import ABSENT
 from distprof.sections.computation import Pass, Region
-from distprof.sections.computation.categories import UNKNOWN
 from distprof.sections.computation.groups import Change, Groups
 from distprof.sections.computation.modules import is_module
 from distprof.sections.computation.operators import BACKWARD
@@ -38,7 +38,7 @@ def recomputed_regions(groups: Groups) -> tuple[Region, ...]:
     if not (calls.part == Pass.RECOMPUTATION).any():
         return ()
     is_node = calls.host.coded("name").finds(BACKWARD)[operators.row]
-    node = np.where(calls.inside >= 0, operators.innermost(is_node)[calls.inside], UNKNOWN)
+    node = np.where(calls.inside >= 0, operators.innermost(is_node)[calls.inside], ABSENT)
     alike: dict[tuple[_Work, ...], list[_Backward]] = defaultdict(list)
     passes = _backward_passes(groups, node)
     for one in passes:

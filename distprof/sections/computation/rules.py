@@ -22,14 +22,9 @@ class Worth(msgspec.Struct, frozen=True, kw_only=True):
     computation: ComputationResult
 
     @property
-    def size(self) -> str:
-        """Size of its tensors, or what they are."""
-        return self.saving.size
-
-    @property
     def spent(self) -> str:
         """What its kernels take, with the step."""
-        return self.step.amount(self.computation.per_step(self.saving.spent_ns))
+        return self.step.amount(self.spent_ns)
 
     @property
     def between(self) -> str:
@@ -42,14 +37,14 @@ class Worth(msgspec.Struct, frozen=True, kw_only=True):
         return format_ratio(1 - self.saving.saved_ns / self.saving.spent_ns)
 
     @property
+    def spent_ns(self) -> int:
+        """What its kernels take, per step."""
+        return self.computation.per_step(self.saving.spent_ns)
+
+    @property
     def idle_ns(self) -> int:
         """Idle time between them that it saves, per step."""
         return self.computation.per_step(self.saving.idle_ns)
-
-    @property
-    def concerned_ns(self) -> int:
-        """What they and the idle time between them take, per step."""
-        return self.computation.per_step(self.saving.spent_ns) + self.idle_ns
 
 
 def _row(
@@ -81,7 +76,7 @@ def _row(
             return
         found = Worth(saving=saving, step=step, computation=computation)
         yield Draft(
-            headline=f"{headline} {step.part(found.concerned_ns)}",
+            headline=f"{headline} {step.part(found.spent_ns + found.idle_ns)}",
             message=message.format(found=found),
             fix=fix,
             cost_ns_per_step=saved_ns,

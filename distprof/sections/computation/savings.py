@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
+from functools import cache, partial
 from math import prod
 from statistics import median_low
 
@@ -368,13 +369,9 @@ def _with_merged_kernels(groups: Groups) -> Change:
     first, second = order[:-1], order[1:]
     near = (calls.stream[first] == calls.stream[second]) & (calls.part[first] == calls.part[second])
     near &= merged[first] & merged[second] & (calls.row[first] != calls.row[second])
-    share = np.zeros(len(group))
-    pairs: dict[tuple[int, int], float] = {}
+    share, handed_over = np.zeros(len(group)), cache(partial(_handed_over, groups))
     for one, other in zip(first[near].tolist(), second[near].tolist(), strict=True):
-        pair = int(group[one]), int(group[other])
-        if pair not in pairs:
-            pairs[pair] = _handed_over(groups, *pair)
-        share[other] = pairs[pair]
+        share[other] = handed_over(int(group[one]), int(group[other]))
     return Change(share=share)
 
 

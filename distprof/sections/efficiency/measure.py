@@ -9,7 +9,6 @@ counted from the sizes of operators.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -32,7 +31,7 @@ from distprof.sections.memory import MemoryResult
 from distprof.sections.sharding import ShardingResult
 from distprof.sections.step_log import StepLogResult
 from distprof.sections.time import StepTimeResult, WaterfallResult
-from distprof.terms import CollectiveKind, MeshAxis
+from distprof.terms import DATA_AXES, MeshAxis
 from distprof.units import NS_PER_S
 
 
@@ -73,10 +72,6 @@ _GATHERED_AGAIN = 1.5
 
 _SHARDED = 3
 
-_DATA_AXES = frozenset({MeshAxis.DP, MeshAxis.DP_REPLICATE, MeshAxis.DP_SHARD, MeshAxis.WORLD})
-
-_MESSAGES = frozenset(kind.label for kind in CollectiveKind if kind.is_point_to_point)
-
 
 def analyze_efficiency(
     run: Run,
@@ -102,35 +97,25 @@ def analyze_efficiency(
     gpu = recognise_gpu(sheet, device)
     named = _known_devices(run, sheet)
     counts = {rank.num_micro_batches for rank in step_log.ranks}
-    facts: dict[str, Any] = {
-        "device": device,
-        "sheet_device": gpu.title if gpu else "",
-        "backend": ", ".join(sorted({rank.backend for rank in run.ranks if rank.backend})),
-        "num_micro_batches": counts.pop() if len(counts) == 1 else None,
-        "is_data_parallel_only": _is_data_parallel_only(run),
-        "memory": device_memory(run, memory, named),
-    }
-    if model is None:
-        result = EfficiencyResult(**facts, unavailable=(NO_MODEL,) if run.ranks or run.job else ())
-        result = _with_counted_flop(result, run, computation, step_log, step_time)
-        if result.flops_per_device is None:
-            return result
-        return _with_peak(result, computation.precision, gpu, waterfall, collectives)
-    model = _as_sharded(model, sharding)
     result = EfficiencyResult(
-        **facts,
-        model=model.name,
-        model_source=model.source,
-        parameters=round(model.parameters),
-        flop_per_token=model.flop_per_token,
-        recomputation=model.recomputation,
-        zero_stage=model.zero_stage,
-        assumptions=tuple(_assumptions(model)),
+        device=device,
+        sheet_device=gpu.title if gpu else "",
+        backend=", ".join(sorted({rank.backend for rank in run.ranks if rank.backend})),
+        num_micro_batches=counts.pop() if len(counts) == 1 else None,
+        is_data_parallel_only=_is_data_parallel_only(run),
+        memory=device_memory(run, memory, named),
+        unavailable=(NO_MODEL,) if run.ranks or run.job else (),
     )
-    result = _with_memory(_with_flop(result, model, run, step_log, step_time), model, step_log)
+    if model is None:
+        result = _with_counted_flop(result, run, computation, step_log, step_time)
+        precision = computation.precision
+    else:
+        model, precision = _as_sharded(model, sharding), model.precision
+        result = _with_flop(result, model, run, step_log, step_time)
+        result = _with_memory(result, model, step_log)
     if result.flops_per_device is None:
         return result
-    return _with_peak(result, model.precision, gpu, waterfall, collectives)
+    return _with_peak(result, precision, gpu, waterfall, collectives)
 
 
 def _with_counted_flop(
@@ -216,16 +201,26 @@ def _with_flop(
     tokens, devices = step_log.tokens_per_step, len(step_log.ranks)
     if tokens is None:
         tokens, devices = model.tokens_per_step, _world_size(run)
-    why = _missing(tokens, step_ns, devices)
+    result = replace(
+        result,
+        model=model.name,
+        model_source=model.source,
+        parameters=round(model.parameters),
+        flop_per_token=model.flop_per_token,
+        recomputation=model.recomputation,
+        zero_stage=model.zero_stage,
+        tokens_per_step=tokens,
+        step_ns=step_ns,
+        assumptions=tuple(_assumptions(model)),
+        unavailable=_missing(tokens, step_ns, devices),
+    )
     if tokens is None or not step_ns or not devices:
-        return replace(result, tokens_per_step=tokens, step_ns=step_ns, unavailable=(why,))
+        return result
     per_s = NS_PER_S / step_ns / devices
     return replace(
         result,
-        tokens_per_step=tokens,
         flop_per_step=tokens * model.flop_per_token,
         computed_flop_per_step=tokens * model.computed_flop_per_token,
-        step_ns=step_ns,
         num_devices=devices,
         tokens_per_s_per_device=tokens * per_s,
         flops_per_device=tokens * model.flop_per_token * per_s,
@@ -233,15 +228,15 @@ def _with_flop(
     )
 
 
-def _missing(tokens: int | None, step_ns: int | None, devices: int) -> str:
+def _missing(tokens: int | None, step_ns: int | None, devices: int) -> tuple[str, ...]:
     if tokens is None:
         return (
             "no log counts the tokens of a step: set batch (sequences per step, all ranks"
-            " together) and sequence under [model] in distprof.toml"
+            " together) and sequence under [model] in distprof.toml",
         )
     if not step_ns:
-        return "neither a step log nor step marks show the length of a step"
-    return "the number of ranks is unknown" if not devices else ""
+        return ("neither a step log nor step marks show the length of a step",)
+    return () if devices else ("the number of ranks is unknown",)
 
 
 def _with_peak(
@@ -281,7 +276,7 @@ def _with_peak(
     timed = [
         (record.sent_bytes_per_step, record.transfer_ns_per_step)
         for record in collectives.classes
-        if record.kind not in _MESSAGES
+        if not record.is_message
     ]
     known = [(sent, ns) for sent, ns in timed if sent and ns]
     if not known or len(known) < len(timed):
@@ -373,6 +368,6 @@ def _known_devices(run: Run, sheet: Sheet) -> Mapping[int, Gpu]:
 def _is_data_parallel_only(run: Run) -> bool | None:
     """According to the mesh in run.json, else to the axes of the process groups."""
     if run.job is not None and run.job.mesh:
-        return all(axis in _DATA_AXES for axis, size in run.job.mesh.items() if size > 1)
+        return all(axis in DATA_AXES for axis, size in run.job.mesh.items() if size > 1)
     axes = {group.axis for group in run.topology.groups if group.axis is not None}
-    return axes <= _DATA_AXES if axes else None
+    return axes <= {*DATA_AXES} if axes else None

@@ -35,35 +35,7 @@ _WORTH_NAMING_RATIO = 0.05
 def low_mfu(
     efficiency: EfficiencyResult, waterfall: WaterfallResult, job: JobResult, limits: Limits
 ) -> Iterator[Draft]:
-    """The GPUs spend a small share of their peak on the FLOP that the model needs.
-
-    ## Why it costs time
-    Model FLOP utilisation (MFU) combines every loss in one figure: time when GPUs do not compute,
-    slow kernels, and unnecessary work. Dense training on many GPUs reaches 40 to 55 %.
-
-    ## Evidence needed
-    The model (run.json of a reference run, or `[model]` in `distprof.toml`), tokens and time of a
-    step, and a GPU that is on the hardware sheet. With traces, the finding also says where the rest
-    of the time goes.
-
-    ## How the cost is computed
-    No separate cost: other findings price each cause of low utilisation, and the distance to a
-    target is not time that a fix could recover.
-
-    ## How to fix
-    Find out where the rest of the time goes. If GPUs wait, begin with the most expensive of the
-    other findings. If the kernels are slow, use larger matrices (micro-batch, sequence, less tensor
-    parallelism), low precision, fused attention and compilation.
-
-    ## When it is wrong
-    A small model, or a mixture of many small experts, cannot fill a large GPU. distprof counts FLOP
-    from the shape of a dense transformer with causal attention: for other layers the figure is only
-    as accurate as that shape. The peak comes from the data sheet; clocks under load are lower.
-
-    ## Sources
-    Formula sheet, "Computation and communication" (MFU). A. Chowdhery et al., "PaLM", appendix B
-    (the definition).
-    """
+    """The GPUs spend a small share of their peak on the FLOP that the model needs."""
     mfu, peak = efficiency.mfu_ratio, efficiency.peak_flops
     if efficiency.device == CPU or (job.kind is None and not efficiency.model):
         return  # a CPU has no meaningful peak; bare traces of an unnamed model

@@ -17,6 +17,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from distprof.hardware import XidMeaning, xid_meaning
 from distprof.ingest.output.expressions import Expression, advice_on, class_of, expressions
 from distprof.ingest.output.read import STAGE_LINES
 from distprof.ingest.output.stacks import calls_of_traceback, last_own
@@ -26,17 +27,20 @@ from distprof.sections.ending import FAILED, STUCK, EndingLine, EndingResult
 from distprof.sections.ending.positions import (
     as_it_began,
     diagnose_positions,
+    last_said,
     operation_kind,
     timeout_sentences,
+    took_longer,
 )
 from distprof.sections.ending.stacks import collective_in, diagnose_stacks, said_by, stacks_of
-from distprof.sections.ending.words import words
+from distprof.sections.ending.words import grouped, words
 from distprof.sections.table import counted
 from distprof.units import capitalized, format_bytes, format_duration, name_ranks
 
 _MAX_LINES = 200
 _MAX_QUOTE = 200
 _MAX_SAID = 110
+_MAX_NAME = 48  # of a tensor: its graph stands before it
 _LINES_AFTER = {"ddp-first-iteration": 3}
 """Lines after a stage in which a text still ends there, if training continues right after it."""
 
@@ -84,15 +88,21 @@ def diagnose_output(output: JobOutput) -> EndingResult:
         verdict += f" T{error[3:]}." if (error := _last_error(output)) else ""
         found = replace(found, state=STUCK, verdict=verdict, why=(*found.why, why))
     found = _while_preparing(_elsewhere(found, output), output)
+    unnamed = f" in {words().operations['GLOO']}"
+    if unnamed in found.verdict and (called := _called(output)):
+        found = replace(found, verdict=found.verdict.replace(unnamed, f"{called} (gloo)"))
     if found.positions and (at := class_of("complaint", said_by(output))) and at.says:
         found = _amid(found, f"Its author says that it stands{at.says}.", at.text)
-    where = (last_own(_frames(e)) for e in _of(output, "exception", "cut") if "type" not in e.fields
+    raised = _of(output, "exception", "cut", "frames")
+    where = (last_own(_frames(e)) for e in raised if "type" not in e.fields
              or words().search("of_others", e.fields.get("message", "")))  # fmt: skip
     if found.positions and (place := next((one for one in where if one[:1] not in "<"), "")):
         found = _amid(found, f"A traceback shows a process in {place}.")
     found = _during_phase(found, _without_title(whole))
     began = as_it_began(output) if found.positions else ""
     found = _amid(found, began) if began else found
+    if longer := took_longer(output, found):
+        found = _amid(found, longer, *words().steps["long work"])
     found = _once_finished(found, whole, _why_mixed(output) if cause is _mixed else "")
     events = said_in(output)
     failed = {event.rank for event in events if event.rank is not None} - set(found.ranks)
@@ -102,6 +112,7 @@ def diagnose_output(output: JobOutput) -> EndingResult:
         why=(
             *(_last_bar(output) if found.cause in words().kinds["outside"] else ()),
             *(*found.why, *timeout_sentences(found.positions), *_followers(failed, found)),
+            *filter(None, (last_said(found.ranks, output) * (found.cause == "behind"),)),
             *earlier,
         ),
         next_steps=found.next_steps or tuple(_steps(found)),
@@ -133,7 +144,14 @@ def _without_title(output: JobOutput) -> JobOutput:
     again = [e for e in titles if e.name in later and e.fields.keys() <= later[e.name]]
     is_told = "store" in {e.yields for e in titles} & {e.yields for e in own.events}
     is_told = is_told or any(e.file in apart for e in again)
-    return own if is_told or (titles and any(cause(own) for cause in _ROOTS)) else output
+    if not titles or is_told or any(cause(own) for cause in _ROOTS):
+        return own
+    below = (*said_in(own), *_of(own, "closing", "ignored"))
+    told = "title and error" if any(max(e.line, e.again) > 1 for e in below) else "title"
+    named = [e for e in titles if words().search("title", e.text)]
+    marked = (replace(e, fields={**e.fields, "title": told}) if e in named else e
+              for e in output.events)  # fmt: skip
+    return replace(output, events=tuple(marked))
 
 
 _STARTS = ("set-up", "ready", "joining", "stage")
@@ -199,11 +217,8 @@ def _once_finished(found: EndingResult, output: JobOutput, mixed: str) -> Ending
         return found
     if any(e.file == last.file and e.line < last.line for e in _of(output, "mixed")):
         return found
-    verdict = "The job finished."
-    if "gone" in last.fields:
-        verdict = "No hang is shown, because the processes closed NCCL."
-    if mixed:
-        verdict += f" The traceback after it {mixed}."
+    verdict = words().said["closed NCCL" if "gone" in last.fields else "finished"]
+    verdict += f" The traceback after it {mixed}." if mixed else ""
     step = "If it failed nevertheless, name the file of its errors (stderr), too."
     return _made("finished", verdict, last, step, ranks=(), state="")
 
@@ -317,13 +332,13 @@ def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
     is_wait = found.positions or found.cause in ("frozen", "unfinished")
     if found.state != STUCK or not is_wait or first is None:
         return found
-    before = (
-        e
-        for e in _of(output, "phase", "finished", "closed")
-        if e.file == first.file and e.line < first.line and "gone" not in e.fields
-    )
-    last = max(before, key=lambda e: e.line, default=None)
-    if last is None:
+    phases = [e for e in _of(output, "phase") if "100%|" not in e.text]
+    near = [e for e in phases if _is_at_end(e, output, _JUST_BEFORE)]
+    own = next((e for e in reversed(near) if e.rank in found.suspects), None)
+    ended = (e for e in _of(output, "finished", "closed") if "gone" not in e.fields)
+    before = (e for e in (*phases, *ended) if e.file == first.file and e.line < first.line)
+    last = own or max(before, key=lambda e: e.line, default=None)
+    if last is None or found.verdict.endswith(words().says("joined", who="")):
         return found
     if last.yields != "phase":
         if first.line - last.line > _JUST_BEFORE:
@@ -331,8 +346,9 @@ def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
         told = words().says("training ended", line=last.line)
         return _amid(found, told, *words().steps["training ended"])
     why = words().says("phase", phase=last.fields["phase"], line=last.line)
-    if first.line - last.line <= _JUST_BEFORE:
-        told = f"Before that, the log names {why}"
+    if own or first.line - last.line <= _JUST_BEFORE:
+        whose = f" of {name_ranks(found.suspects)}" if own else ""
+        told = f"Before that, the log{whose} names {why}"
         if found.cause in ("mismatch", "behind"):
             return _amid(found, f"{told.partition(':')[0]}.", *words().steps["phase of some"])
         builds = (_told(e)[1] for e in _of(output, "stage") if last.line in (e.line, e.again))
@@ -389,10 +405,11 @@ def _made(
     quote = f"Line {event.line:,} of {event.file}: {event.text[:_MAX_QUOTE]}"
     if event.text.endswith("(most recent call last):"):
         quote = f"Its traceback begins in line {event.line:,} of {event.file}."
+    only = words().said.get(event.fields.get("title", ""))
     return EndingResult(
         state=state,
         cause=cause,
-        verdict=verdict,
+        verdict=f"{verdict} {only}" if only else verdict,
         ranks=blamed,
         hosts=(host,) if host else (),
         why=(*why, quote),
@@ -434,32 +451,39 @@ def _host_memory(output: JobOutput) -> EndingResult | None:
 
 def _xid(output: JobOutput, cause: str = "xid") -> EndingResult | None:
     """An error of a GPU itself, or one that most often a program causes (``device``)."""
-    causes = ("xid", "device")
-    events = (
-        e
-        for e in _of(output, "xid")
-        if causes[bool(words().search("xid_of_program", _xid_of(e)))] == cause
-    )
+    events = (e for e in _of(output, "xid") if _blames_program(e) == (cause == "device"))
     event = next(events, None)
     if event is None:
         return None
-    number = _xid_of(event)
+    number, meaning = _xid_of(event)
     fields = event.fields
     what = f"Xid {number} (PCI {fields.get('bus', '')})" if number else fields.get("what", "")
     told = "reports that it has fallen off the bus" if "fallen off" in what else f"reports {what}"
     told = f"cannot reach the GPU at PCI {fields['lost']}" if "lost" in fields else told
     kind = class_of("xid", cause)
-    said = kind.says.format(told=told) if kind else ""
-    return _made(cause, f"{said}.", event, *advice_on("xid", cause))
+    whose = "A GPU" if event.rank is None else f"The GPU of rank {event.rank}"
+    said = f"{kind.says.format(whose=whose, told=told)}." if kind else ""
+    if meaning is None:
+        steps = advice_on("xid", f"{cause} {'' if number else what}")
+        return _made(cause, said, event, *steps)
+    return _made(cause, f"{said} This means that {meaning.text}.", event, meaning.fix)
 
 
-def _xid_of(event: OutputEvent) -> str:
-    """Number of the error that an Xid follows from, or of the Xid itself; empty without any."""
-    return event.fields.get("cause", "") or event.fields.get("code", "")
+def _xid_of(event: OutputEvent) -> tuple[int, XidMeaning | None]:
+    """The error that an Xid follows from, or the Xid itself, and what it means; 0 without any."""
+    number = int(event.fields.get("cause", "") or event.fields.get("code", "") or 0)
+    return number, xid_meaning(number)
+
+
+def _blames_program(event: OutputEvent) -> bool:
+    _, meaning = _xid_of(event)
+    return meaning is not None and not meaning.is_hardware
 
 
 def _cancelled(output: JobOutput) -> EndingResult | None:
-    event = next((e for e in _of(output, "cancelled") if e.fields.get("reason")), None)
+    events = [e for e in _of(output, "cancelled") if e.fields.get("reason")]
+    # slurmstepd names the first node of the job, srun the one that failed
+    event = max(events, key=lambda e: e.fields["reason"] == "Node failure", default=None)
     if event is None:
         return None
     reason = event.fields["reason"].lower()
@@ -484,6 +508,7 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     is_own = _is_own if is_told else _is_of_program
     lost = {(e.file, e.rank, e.line + _TO_NEXT) for e in _of(output, "peer")}
     following = [e for e in tracebacks if (e.file, e.rank, e.line) in lost]  # raised from that
+    following += _after_a_timeout(output)
     foreign = {_key(e) for e in tracebacks if not is_own(e) or e in following}
     is_survived = _survived(output)
     traps = ("device",) if any(e.name == "deepep-barrier" for e in output.events) else ()
@@ -500,8 +525,6 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     first = _first_of(events)
     tries = [e for e in events if e.file == first.file and abs(e.line - first.line) <= _NEAR_LINES]
     event = min(tries, key=_precedence)
-    if event.yields == "assert":  # the exception may come before the line that names it
-        event = next((e for e in tries if e.yields == "assert" and "assertion" in e.fields), event)
     same = (e.rank for e in events if _key(e) == _key(event))
     ranks = tuple(sorted({rank for rank in same if rank is not None}))
     if event.line == 1:  # a title: the traceback under it may be cut
@@ -510,9 +533,8 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     frames = next((one for one in near if not words().search("launching", one)), "")
     place = last_own(frames)
     line, steps = _told(event) if _row(event).says else _WORDS[event.yields](event)
-    if event.yields == "memory" and words().search("saving", f"{event.text} {frames}"):
-        line = f"while it gathered weights to save them, {line}"
-        steps = advice_on("memory", "saving")
+    if event.yields == "memory" and (at := class_of("memory-in", f"{event.text}\n{frames}\n")):
+        line, steps = f"{at.says}{line}", (at.text,)
     if event.yields == "exception" and (then := _raised_then(event, output)):
         after, _ = _exception(then)
         line = f"{line.rstrip('.')}, and then {after}" if after != line else line
@@ -532,6 +554,17 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
         why=(f"Its last own call was {place}.",) if place else (),
         ranks=ranks,
     )
+
+
+def _after_a_timeout(output: JobOutput) -> list[OutputEvent]:
+    """What ranks raised after their watchdog had ended a collective: its results are garbage."""
+    ended = {
+        (e.file, e.rank): e.line for e in reversed(_of(output, "timeout")) if "seq" in e.fields
+    }
+    raised = _of(output, "usage", "memory", "exception", "error")
+    later = (e for e in raised if e.rank is not None)
+    same = {_key(e) for e in later if e.line > ended.get((e.file, e.rank), e.line)}
+    return [e for e in raised if _key(e) in same and e.line > min(ended.values())]
 
 
 def _raised_then(event: OutputEvent, output: JobOutput) -> OutputEvent | None:
@@ -571,9 +604,7 @@ def _survived(output: JobOutput) -> Callable[[OutputEvent], bool]:
     """Says whether a program continued after one of its own errors."""
     is_alone = not (output.ranks or _exits(output))
     last = {(e.file, e.yields): e.line for e in output.events}
-    told: dict[tuple[str, str], list[int]] = {}
-    for event in _of(output, "error"):
-        told.setdefault((event.file, event.fields.get("type", "")), []).append(event.line)
+    told = grouped(((e.file, e.fields.get("type", "")), e.line) for e in _of(output, "error"))
     quiet = {*_SURVIVABLE, *words().unsaid, *words().kinds["survived"]}
     quiet |= set(words().kinds["precedence"]) if is_alone else set()
 
@@ -602,10 +633,11 @@ def _is_avoided(event: OutputEvent, output: JobOutput) -> bool:
     )
 
 
-def _precedence(event: OutputEvent) -> tuple[int, bool]:
+def _precedence(event: OutputEvent) -> tuple[int, bool, bool]:
     """Of one kind, a line that names something, and is whole, explains more than another."""
     named = (event.fields.get("names") or event.fields.get("message", ":")).rstrip()
-    return words().kinds["precedence"].index(event.yields), named.endswith((":", ": undefined"))
+    kind = words().kinds["precedence"].index(event.yields)
+    return kind, "assertion" not in event.fields, named.endswith((":", ": undefined"))
 
 
 def _is_near(one: OutputEvent, other: OutputEvent, most: int = _NEAR_LINES) -> bool:
@@ -823,12 +855,13 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
     # torchrun's times are whole seconds: of those in one, none is known to be the first
     if event.name in tables and ("time" in event.fields or "root" not in event.fields):
         same = [e for e in _exits(output) if e.name == event.name and e.rank is not None]
-        same = [e for e in same if all(e.fields.get(n) == event.fields.get(n) for n in told)]
+        mine = {name: event.fields.get(name) for name in told}  # of a line that is cut, unknown
+        same = [e for e in same if all(e.fields.get(n, mine[n]) == mine[n] for n in told)]
         ranks = tuple(sorted({e.rank or 0 for e in same}))
     if ranks and (len(ranks) > 1 or event.rank is None):
         who = f"{capitalized(name_ranks(ranks))}{_at(event)}"
     elif event.rank is None and "local" in event.fields:
-        who = f"A process with local rank {event.fields['local']}"
+        who = f"A process with local rank {event.fields['local']}{_at(event)}"
     elif event.name in words().who:
         who = f"{words().who[event.name]}{_at(event)}"
     code, why = event.number("code"), event.fields.get("why", "")
@@ -960,22 +993,17 @@ def _missing(output: JobOutput) -> EndingResult | None:
     event = max(events, key=lambda e: len(_absent(e)) if "stalled" in e.fields else 0)
     fields, absent = event.fields, _absent(event)
     if len(absent) > 1 and not set.intersection(*map(set, absent.values())):
-        same: dict[str, list[int]] = {}
-        for rank, names in absent.items():
-            same.setdefault(names[0], []).append(rank)
+        same = grouped((names[0], rank) for rank, names in absent.items())
         lacks = "; ".join(
             f"{name_ranks(ranks)} {'lack' if len(ranks) > 1 else 'lacks'} {name}"
             for name, ranks in [*same.items()][:4]
         )
         return _stuck("mismatch", f"ranks submitted different tensors: {lacks}", event)
-    what = f"never launched {next(iter(absent.values()))[0][-48:].rpartition('/then/')[2]}"
+    tensor = next(iter(absent.values()))[0].rpartition("/then/")[2]
+    what = f"never launched {tensor if len(tensor) <= _MAX_NAME else tensor.rpartition('/')[2]}"
     if "seq" in fields:
         what = f"never launched {_launch(event)} {fields['seq']}"
-    elif "Barrier" in event.text:
-        kind = "barrier of JAX" if event.name == "jax-barrier" else "monitored barrier"
-        what = f"never arrived in a {kind}"
-    elif event.name == "deepep-barrier":
-        what = "(of the group of experts) never arrived in a barrier of DeepEP"
+    what = words().absent.get(event.name, what)
     ranks = {rank for e in events if e.name == event.name for rank in _absent(e)}
     if re.search(r"Connect|RegisterTask|task(?:s)?_to_register", fields.get("at", "")):
         what = f"{name_ranks(ranks)} never connected to JAX's coordinator, and the others wait"
@@ -1075,7 +1103,7 @@ def _store(output: JobOutput) -> EndingResult | None:
         who = "devices" if event.name == "xla-rendezvous" else "processes"
         what = f"{count} of {fields['expected']} {who} joined the rendezvous"
         size = int(fields["expected"])
-        absent = {*range(min(size, _MAX_NAMED))} - {e.rank for e in events}
+        absent = {*range(min(size, _MAX_NAMED))} - {e.rank for e in said_in(output)}
         if "joined" in fields and size - int(fields["joined"]) == len(absent):
             what += f": {name_ranks(absent)} did not"
         if is_later:
@@ -1191,7 +1219,7 @@ def _frozen(output: JobOutput) -> EndingResult | None:
     who = name_ranks(ranks) if ranks else _only_ended(output) or "a process"
     kinds = {operation_kind(e.fields["op"]) for e in events if "op" in e.fields}
     raised = _of(output, "cut", "exception", "frames")
-    called = collective_in(stacks_of(replace(output, stacks=_stacks_of(raised))))
+    called = _called(output)
     where = f" in {', '.join(sorted(kinds))}" if kinds else ""
     named = {e.rank for e in raised if e.rank is not None}
     raiser = name_ranks(named) if len(named) == 1 and not ranks else who
@@ -1208,8 +1236,9 @@ def _frozen(output: JobOutput) -> EndingResult | None:
             whom += f" (HCCL reports that {fields['device']} is stuck)"
         group = fields.get("group", "")
         whom += f" of {group}" if "remote" in fields and group else ""
-        where = f" in {operation_kind(fields['tag'])}" if "tag" in fields else called
+        where = f" in {operation_kind(fields['tag'])}" if "tag" in fields else ""
         unnamed = "" if "remote" in fields or event.name != "gloo-timeout" else _UNNAMED
+        unnamed += f". A traceback shows it{called}" * (called != "" == where)
         took = f"for {format_duration(limit * 1_000_000)} " if limit else ""
         return _stuck(
             "frozen",
@@ -1226,6 +1255,12 @@ def _frozen(output: JobOutput) -> EndingResult | None:
     steps = words().steps["waited"][1:]
     found = _stuck("frozen", text, events[0], *steps, ranks=ranks if len(ranks) == 1 else ())
     return replace(found, suspects=suspects)
+
+
+def _called(output: JobOutput) -> str:
+    """The collective in which a traceback ends, as part of a sentence; empty without one."""
+    raised = _of(output, "cut", "exception", "frames")
+    return collective_in(stacks_of(replace(output, stacks=_stacks_of(raised))))
 
 
 def _only_ended(output: JobOutput) -> str:
@@ -1302,9 +1337,8 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
     if not events:
         return None
     event = next((e for e in events if "frames" in e.fields), events[0])
-    if shown := _stood(output, events):  # what it waited for is known
-        return shown
-    if (shown := _set_up(output)) and shown.state:
+    shown = _stood(output, events) or _set_up(output)
+    if shown is not None and shown.state:  # what it waited for is known
         return shown
     stacks = _stacks_of(events)
     place = last_own(_frames(event))
@@ -1391,9 +1425,7 @@ def _stood(output: JobOutput, events: Iterable[OutputEvent]) -> EndingResult | N
 
 def _stacks_of(events: Iterable[OutputEvent]) -> tuple[OutputStack, ...]:
     """The stacks that tracebacks are, each once, although several expressions read it."""
-    found: dict[tuple[str, ...], list[OutputEvent]] = {}
-    for event in events:
-        found.setdefault(calls_of_traceback(_frames(event)), []).append(event)
+    found = grouped((calls_of_traceback(_frames(event)), event) for event in events)
     return tuple(
         OutputStack(file=e.file, line=e.line, rank=e.rank, calls=calls)
         for calls, same in found.items()
@@ -1447,8 +1479,9 @@ def _at_stage(output: JobOutput) -> EndingResult | None:
     last = max(events, key=lambda e: e.line, default=None)
     if last is None or not _is_at_end(last, output, _LINES_AFTER.get(last.name, STAGE_LINES)):
         return None
-    after = output.ends.get(last.file, ())[::-1][: output.lines_of.get(last.file, 0) - last.line]
-    if _went_on(after):
+    after = [e for e in _of(output, "closing") if e.file == last.file and e.line > last.line]
+    lines = output.ends.get(last.file, ())[::-1][: output.lines_of.get(last.file, 0) - last.line]
+    if _went_on(lines) or (after and not _of(output, "stopped")):
         return None
     if last.yields == "stage":
         says, steps = _told(last)
@@ -1550,7 +1583,7 @@ def _complained(output: JobOutput) -> EndingResult | None:
     if re.search(r"NCCL INFO Channel \d", shown):
         text = "the text ends while NCCL sets up: its last lines connect channels"
         return _undecided("set-up", text, "set-up")
-    at = class_of("complaint", said_by(output))
+    at = class_of("complaint", said_by(output)) or class_of("complaint", shown)
     unknown = ". The text shows no reason" if at else ", but the text shows no reason"
     found = "" if shown.startswith(_FIRST_TROUBLE) else unknown
     lacks = "It holds no time-out, end or Python stack"
@@ -1598,9 +1631,7 @@ def _calls(output: JobOutput) -> EndingResult | None:
         highest = max(number for number, _ in last.values())
         late = {rank: one for rank, one in last.items() if one[0] < highest}
         is_whole = len(last) == int(size) if size else len(last) > 1
-        kinds: dict[str, list[int]] = {}
-        for rank, (_, event) in last.items():
-            kinds.setdefault(_launch(event), []).append(rank)
+        kinds = grouped((_launch(event), rank) for rank, (_, event) in last.items())
         if is_whole and not late and len(kinds) > 1:
             told = (f"{name_ranks(ranks)} {kind}" for kind, ranks in kinds.items())
             what = "; ".join([*told][:4])
@@ -1663,11 +1694,9 @@ def _undecided(cause: str, says: str, step: str) -> EndingResult:
 
 def _interfaces(events: Iterable[OutputEvent]) -> str:
     """What is wrong with the interfaces over which processes of several hosts meet; else empty."""
-    places: dict[tuple[str, str], set[str]] = {}
-    for event in events:
-        if "interface" in event.fields:
-            place = event.fields["interface"], event.fields["address"]
-            places.setdefault(place, set()).add(event.fields["process"].rpartition(":")[0])
+    told = (e.fields for e in events if "interface" in e.fields)
+    pairs = ((f["interface"], f["address"], f["process"].rpartition(":")[0]) for f in told)
+    places = {place: {*hosts} for place, hosts in grouped((p[:2], p[2]) for p in pairs).items()}
     hosts = set().union(*places.values())
     networks = {address.rpartition(".")[0].rpartition(".")[0] for _, address in places}
     is_local = any(words().search("local", f"{name}:{address}") for name, address in places)
@@ -1744,9 +1773,19 @@ def _reported(output: JobOutput) -> EndingResult | None:
 
 def _closed(output: JobOutput) -> EndingResult | None:
     """Processes that their launcher ended, if the line that says why is missing."""
-    events = [*_of(output, "closing"), *filter(_is_launchers, _of(output, "cut", "frames"))]
-    kind = class_of("closing", events[0].yields) if events else None
-    return _made("exit", kind.says, events[0], kind.text, ranks=()) if kind else None
+    told = _of(output, "closing")
+    events = told or [*filter(_is_launchers, _of(output, "cut", "frames"))]
+    kind = class_of("closing", "closing" if told else "\n".join(map(_frames, events)))
+    if kind is None or not events:
+        return None
+    named = next((e for e in _of(output, "hint") if "name" in e.fields), None)
+    if named is not None and not told:
+        says = words().said["no name"].format_map(named.fields)
+        return _made("exit", says, named, *_told(named)[1], ranks=())
+    lines = output.ends.get(events[0].file, ())  # those before it tell what the job did
+    at = events[0].line - 1 - output.lines_of.get(events[0].file, 0) + len(lines)
+    why = last_printed(replace(output, ends={"": lines[: max(at, 0)] if told else ()})).strip()
+    return _made("exit", kind.says, events[0], kind.text, why=filter(None, (why,)), ranks=())
 
 
 def _is_at_end(event: OutputEvent, output: JobOutput, most: int = _NEAR_LINES) -> bool:
@@ -1776,7 +1815,8 @@ def _nan(output: JobOutput) -> EndingResult | None:
         return _made("nan", f"{told}.", event, *steps)
     what = "A gradient" if "grad" in event.fields else "The loss"
     what += "" if event.rank is None else f" of rank {event.rank}"
-    return _made("nan", f"{what} became NaN{at}.", event, *advice_on("nan", ""))
+    steps = advice_on("nan", "first" if step in ("0", "1") else "")
+    return _made("nan", f"{what} became NaN{at}.", event, *steps)
 
 
 _ROOTS = (_host_memory, _xid, _cancelled, _own_errors, _crash)  # they follow from no other
@@ -1818,6 +1858,9 @@ _CAUSES: dict[Callable[[JobOutput], EndingResult | None], tuple[str, ...]] = {
     _closed: (),
     partial(_cut, kind="frames"): (),
     _complained: ("complaint",),
+    lambda output: _undecided(  # a text that only says itself that the job ended
+        "complaint", words().says("silence", last=last_printed(output)), "silence"
+    ): ("silence",),
     _hinted: (),
     lambda _: _undecided("aside", words().alone["aside"], "aside"): ("aside",),
 }

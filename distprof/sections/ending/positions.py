@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from distprof.run.logs import JobOutput, OutputEvent
 from distprof.run.topology import DEFAULT_GROUPS
 from distprof.sections.ending import STUCK, EndingPosition, EndingResult
-from distprof.sections.ending.words import words
+from distprof.sections.ending.words import grouped, words
 from distprof.sections.table import counted
 from distprof.units import capitalized, format_duration, name_ranks
 
@@ -21,6 +21,7 @@ _MAX_GAP = 1_000
 
 _NUMBERS = ("seq", "enqueued", "completed", "waited_ms", "timeout_ms")
 _MAX_QUOTE = 120
+_GLOO = "gloo-timeout"
 _OF_WATCHDOGS = ("timeout", "position", "frozen")
 _CUT_LINES = 2  # a fence, or the beginning of a line that is cut off
 
@@ -28,14 +29,14 @@ _CUT_LINES = 2  # a fence, or the beginning of a line that is cut off
 def positions_of(output: JobOutput) -> list[EndingPosition]:
     """One position per group and rank, from all lines of that rank."""
     events = [e for e in output.events if e.yields in ("timeout", "position")]
-    guids: dict[str, set[str]] = {}
-    for event in events:
-        guids.setdefault(_group(event), set()).add(event.fields.get("guid", ""))
+    if any({"seq", "enqueued"} & e.fields.keys() for e in events):
+        events = [e for e in events if e.name != _GLOO]  # that waits in none of these numbers
+    guids = grouped((_group(event), event.fields.get("guid", "")) for event in events)
 
     def group_of(event: OutputEvent) -> str:
         """Its group; groups of one name, such as those of tensor parallelism, have own GUIDs."""
         name, guid = _group(event), event.fields.get("guid", "")
-        is_shared = name and guid and len(guids[name] - {""}) > 1
+        is_shared = name and guid and len({*guids[name]} - {""}) > 1
         return (guid if name == event.fields.get("pg") else f"{name} {guid}") if is_shared else name
 
     told = {group_of(e) for e in events if {"group", "pg"} & e.fields.keys()}
@@ -47,18 +48,23 @@ def positions_of(output: JobOutput) -> list[EndingPosition]:
         if event.yields == "position" and event.number("seq") is not None:
             groups[event.rank, event.number("seq")] = group_of(event)
             shared.setdefault(event.number("seq"), set()).add(group_of(event))
+    whose: dict[tuple[str, int | None], set[int]] = {}  # the ranks that print as one member
+    for event in events:
+        if event.rank is not None and "own" in event.fields:
+            whose.setdefault((group_of(event), event.number("own")), set()).add(event.rank)
     found: dict[tuple[str, int, bool], EndingPosition] = {}
     for event in events:
-        number = event.number("seq")
+        number, own = event.number("seq"), event.number("own")
         only = shared.get(number, set())
+        writers = whose.get((group_of(event), own), set()) if event.rank is None else {event.rank}
+        rank = next(iter(writers)) if len(writers) == 1 else own
         group = group_of(event) or groups.get(
-            (event.rank, number),
+            (rank, number),
             next(iter(only)) if len(only) == 1 else next(iter(told)) if is_one else "",
         )
-        rank = event.rank if event.rank is not None else event.number("own")
         if rank is None:
             continue
-        key = (group, rank, event.rank is not None)
+        key = (group, rank, len(writers) == 1)
         found[key] = _merged(found.get(key), event, *key)
     return sorted(found.values(), key=lambda one: (one.group, one.rank))
 
@@ -87,7 +93,7 @@ def _merged(
     if event.yields == "timeout" and (is_first or (seq == before.seq and "op" in fields)):
         before = replace(
             before,
-            op=fields.get("op", ""),
+            op="GLOO" if event.name == _GLOO and "op" in fields else fields.get("op", ""),
             size=fields.get("numel_in") or fields.get("shape") or before.size * (not is_first),
             waited_ms=event.number("ran_ms") or (None if is_first else before.waited_ms),
             timeout_ms=event.number("timeout_ms") or (None if is_first else before.timeout_ms),
@@ -102,9 +108,7 @@ def diagnose_positions(output: JobOutput) -> EndingResult | None:
     if len({p.enqueued for p in positions}) > 1 and not any(map(_waits, positions)):
         # Only dumps tell where ranks stand: those with pending work wait in the first of it
         positions = [replace(p, seq=_first_pending(p)) for p in positions]
-    groups: dict[str, list[EndingPosition]] = {}
-    for one in positions:
-        groups.setdefault(one.group, []).append(one)
+    groups = grouped((one.group, one) for one in positions)
     waiting = {name: some for name, some in groups.items() if any(_waits(p) for p in some)}
     if not waiting:
         told = {n for e in output.events if (n := e.number("told")) is not None}
@@ -115,7 +119,7 @@ def diagnose_positions(output: JobOutput) -> EndingResult | None:
     if first.cause == "behind" and (root := _root(first, dict(zip(waiting, found, strict=True)))):
         return root
     if first.cause == "unfinished" and len(found) > 1 and "" not in waiting:
-        return _in_groups(waiting)
+        return _in_groups(waiting, output)
     return first
 
 
@@ -139,17 +143,18 @@ def _root(late: EndingResult, found: Mapping[str, EndingResult]) -> EndingResult
     return None
 
 
-def _in_groups(waiting: Mapping[str, Sequence[EndingPosition]]) -> EndingResult:
+def _in_groups(waiting: Mapping[str, Sequence[EndingPosition]], output: JobOutput) -> EndingResult:
     """Ranks that wait in several groups, in none of which a rank is known to be behind."""
-    texts = (
-        _wait_text(name, [one for one in some if _waits(one)]) for name, some in waiting.items()
-    )
-    return _stuck(
-        "unfinished",
-        words().says("groups", what="; ".join([*texts][:4])),
-        [one for some in waiting.values() for one in some],
-        alternatives=words().steps["different groups"],
-    )
+    texts = [_wait_text(name, [*filter(_waits, some)]) for name, some in waiting.items()]
+    what, positions = "; ".join(texts[:4]), [one for some in waiting.values() for one in some]
+    held = {one.rank for one in positions if _waits(one)}
+    free = sorted({*output.ranks} - held) if all(one.is_global for one in positions) else []
+    if 0 < len(free) <= len(held):
+        who, what = name_ranks(free), capitalized(what)
+        text = words().says("in no group", who=who, waits=_verb(free, "wait"), what=what)
+        return _stuck("silent", text, positions, suspects=tuple(free))
+    text = words().says("groups", what=what)
+    return _stuck("unfinished", text, positions, alternatives=words().steps["different groups"])
 
 
 def _stuck(
@@ -163,9 +168,9 @@ def _stuck(
 def _wait_text(name: str, waiting: Sequence[EndingPosition]) -> str:
     shown = name if all(one.is_global for one in waiting) else ""
     lowest = min((one.seq for one in waiting if one.seq is not None), default=None)
-    by_number: dict[int | None, list[EndingPosition]] = {}
-    for one in waiting:
-        by_number.setdefault(lowest if one.seq is None else one.seq, []).append(one)
+    by_number = grouped(
+        ((lowest if one.seq is None else one.seq, one.op * _is_of_two(one)), one) for one in waiting
+    )
     texts = []
     for some in by_number.values():
         what = _operation(max(some, key=lambda one: (bool(one.op), one.seq is not None)), shown)
@@ -182,6 +187,11 @@ def _first_pending(one: EndingPosition) -> int | None:
     return one.completed + 1
 
 
+def _is_of_two(one: EndingPosition) -> bool:
+    """Whether a rank waits for one other: then numbers and operations differ by nature."""
+    return one.op.upper() in ("SEND", "RECV")
+
+
 def _waits(one: EndingPosition) -> bool:
     return bool(one.op) or (one.seq is not None)
 
@@ -191,7 +201,7 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
     known = [one.seq for one in waiting if one.seq is not None]
     highest = max(known, default=None)
     late = [p for p in positions if _launched(p) is not None and highest is not None
-            and _is_late(p, positions, highest)]  # fmt: skip
+            and _is_late(p, positions, highest) and not all(map(_is_of_two, waiting))]  # fmt: skip
     if late and len(late) < len(positions):
         return _behind(name, late, positions)
     first = min(known, default=None)
@@ -204,14 +214,11 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
     if silent:
         who, are = name_ranks(silent), "they are" if len(silent) > 1 else "it is"
         rest = words().says("silent", who=who, are=are)
-        at_last = [f"{name_ranks([rank])}: “{output.last_lines[rank][:_MAX_QUOTE]}”"
-                   for rank in silent if rank in output.last_lines
-                   and not words().search("of_torch", output.last_lines[rank])]  # fmt: skip
         # Whether a file ends in the lines of its watchdogs: those of other ranks may be cut off
         last = ((e.file, e.line) for e in output.events if e.yields in _OF_WATCHDOGS)
         ends = (output.lines_of.get(file, 0) - line for file, line in dict(last).items())
-        if at_last:  # it did print, but not about the time-out
-            rest += f" The last line of {', of '.join(at_last[:3])}."
+        if at_last := last_said(silent, output):
+            rest += f" {at_last}"
         elif min(ends, default=_CUT_LINES + 1) <= _CUT_LINES:
             rest = words().says("ends there", who=who, are=are)
         return _stuck("silent", text + rest, positions, suspects=silent)
@@ -234,6 +241,14 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
     return _stuck("unfinished", text, positions, alternatives=(differ,) * (len(sizes) > 1))
 
 
+def last_said(ranks: Sequence[int], output: JobOutput) -> str:
+    """What ranks printed last, if it is not about a time-out; empty without any."""
+    last = {rank: output.last_lines[rank] for rank in ranks if rank in output.last_lines}
+    told = [f"{name_ranks([rank])}: “{line[:_MAX_QUOTE]}”" for rank, line in last.items()
+            if not words().search("of_torch", line)]  # fmt: skip
+    return f"The last line of {', of '.join(told[:3])}." if told else ""
+
+
 def _whether_behind(
     waiting: Sequence[EndingPosition], positions: Sequence[EndingPosition], output: JobOutput
 ) -> str:
@@ -247,14 +262,26 @@ def _whether_behind(
     if len(positions) > 1 and lost and all(one.is_global for one in positions):
         who = f"{capitalized(name_ranks(lost))} report{'s' if len(lost) == 1 else ''}"
         return words().says("lost", who=who)
-    own = {one.rank for one in positions if one.op in ("send", "recv")}
-    if any(event.name == "gloo-timeout" and event.rank not in own for event in output.events):
+    own = {one.rank for one in positions if one.op == "GLOO"}
+    if any(event.name == _GLOO and event.rank not in own for event in output.events):
         return words().said["gloo"]
     members = _members(output)
-    size = f" By its sizes, {members:,} ranks take part." if len(waiting) < members else ""
+    if len(waiting) == members and len({(one.seq, one.op) for one in waiting}) == 1:
+        return words().says("joined", who=f"Each of the {members:,} ranks that take part")
+    other = ": it waits for the other one" * (members == 2)
+    size = f" By its sizes, {members:,} ranks take part{other}." if len(waiting) < members else ""
+    size += _quiet_files(output)
     if len(positions) > 1:
         return f"No rank that printed is behind.{size}"
     return f"No other rank printed where it stands.{size}"
+
+
+def _quiet_files(output: JobOutput) -> str:
+    """Files that say nothing about the wait, if others of their series, as of hosts, do."""
+    told = {event.file for event in output.events if event.yields not in words().unsaid}
+    series = {re.sub(r"\d", "", file) for file in told}
+    quiet = [one for one in output.lines_of if one not in told and re.sub(r"\d", "", one) in series]
+    return words().says("quiet", what=" and ".join(quiet)) if 0 < len(quiet) <= len(told) else ""
 
 
 def _members(output: JobOutput) -> int:
@@ -296,6 +323,17 @@ def as_it_began(output: JobOutput) -> str:
 
 
 _AT_ONCE_S, _DAY_S = 2, 24 * 3600
+
+
+def took_longer(output: JobOutput, found: EndingResult) -> str:
+    """The work of which the log says that it took longer than the timeout; empty without any."""
+    limit = min((one.timeout_ms for one in found.positions if one.timeout_ms), default=0)
+    lines = (line for one in output.ends.values() for line in one)
+    took = {float(match[1]): line for line in lines if (match := words().search("took", line))}
+    longest = max(took, default=0.0)
+    if not 0 < limit <= 1000 * longest:
+        return ""
+    return words().says("longer", said=took[longest].strip()[-_MAX_QUOTE:])
 
 
 def _second_of_day(time: re.Match[str]) -> int:
@@ -373,7 +411,7 @@ def _behind(
 
 def _mismatch(waiting: Sequence[EndingPosition]) -> str | None:
     """What differs between ranks that wait in one number: ``op`` or ``size``; None if nothing."""
-    if len(waiting) < 2:
+    if len(waiting) < 2 or all(map(_is_of_two, waiting)):
         return None
     if len({one.op for one in waiting}) > 1:
         return "op"
@@ -389,9 +427,8 @@ def _unequal(name: str, what: str, waiting: Sequence[EndingPosition]) -> EndingR
     is_clear = most > len(waiting) - most
     odd = [one for one in waiting if (one.op, one.size) != usual] if is_clear else list(waiting)
     texts = []
-    for key in dict.fromkeys((one.op, one.size) for one in waiting):
-        some = [one for one in waiting if (one.op, one.size) == key]
-        size = f" of {int(key[1]):,} elements" if key[1].isdigit() else ""
+    for key, some in grouped(((one.op, one.size), one) for one in waiting).items():
+        size = f" of {counted(int(key[1]), 'element')}" if key[1].isdigit() else ""
         texts.append(f"{_who(some, name)} in {operation_kind(key[0])}{size}")
     number = "" if waiting[0].seq is None else f" number {waiting[0].seq:,}"
     differ = "different operations" if what == "op" else "different sizes"
@@ -413,7 +450,9 @@ def _silent(positions: Sequence[EndingPosition], output: JobOutput) -> tuple[int
     known = {*(one.rank for one in positions), *(rank for rank in told if rank is not None)}
     named = {e.fields.get("group") for e in output.events if e.yields in _OF_WATCHDOGS}
     members = _members(output) if DEFAULT_GROUPS[0] in named else 0
-    world = 0 if positions[0].group else output.world_size or members
+    said = _said_world(output)
+    said *= said > max(one.rank for one in positions)
+    world = 0 if positions[0].group else output.world_size or members or said
     printed = () if positions[0].group else output.ranks
     expected = {*range(world), *printed} if world <= 1 << 20 else set(printed)
     waiting = {one.rank for one in positions}
@@ -422,6 +461,14 @@ def _silent(positions: Sequence[EndingPosition], output: JobOutput) -> tuple[int
         expected |= set(range(max(waiting)))
     silent = tuple(sorted(expected - known))
     return silent if len(silent) <= len(known) else ()
+
+
+def _said_world(output: JobOutput) -> int:
+    """The only number of GPUs that people write over what their job printed; 0 without one."""
+    lines = (line for one in output.ends.values() for line in one)
+    found = {2 if n.lower() == "two" else int(n) for line in lines
+             for n in re.findall(words().patterns["gpus"], line)}  # fmt: skip
+    return found.pop() if len(found) == 1 else 0
 
 
 def _are_numbers_global(positions: Sequence[EndingPosition], output: JobOutput) -> bool:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from distprof.escape import short_ranks
 from distprof.sections.base import VerdictText
+from distprof.sections.ending.words import words
+from distprof.sections.nccl.show import known_network
 from distprof.sections.parts import is_recorded
 from distprof.sections.table import Column, TableView, counted, rows_table
 from distprof.sections.training_log.show import training_verdict
@@ -89,9 +91,18 @@ def ending_verdict(report: Report) -> VerdictText:
     if not result.verdict or is_recorded(report) or not is_known:
         return None
     steps = () if result.state else result.next_steps  # no finding says them
-    trained = training_verdict(report) if has_steps and result.cause == "complaint" else None
-    until = (f"Until then: {trained[0]}",) if trained else ()
-    return result.verdict, (*until, *result.why, *result.alternatives, *steps)
+    if report.nccl.num_texts:  # it is on
+        steps = tuple(step for step in steps if not step.endswith("how far NCCL comes."))
+    known = (*until(report), known_network(report))
+    return result.verdict, (*known, *result.why, *result.alternatives, *steps)
+
+
+def until(report: Report) -> tuple[str, ...]:
+    """What the iterations say of a job whose end only people report."""
+    is_alone = report.ending.cause == "complaint" or words().said["title"] in report.ending.verdict
+    has_steps = report.training_log.num_reports > 1
+    trained = training_verdict(report) if has_steps and is_alone else None
+    return (f"Until then: {trained[0]}",) if trained else ()
 
 
 def ending_origin(report: Report) -> str:

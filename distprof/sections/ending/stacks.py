@@ -11,7 +11,7 @@ from distprof.ingest.output.expressions import advice_on
 from distprof.run.logs import JobOutput, OutputStack
 from distprof.sections.ending import STUCK, EndingResult, EndingStack
 from distprof.sections.ending.positions import operation_kind
-from distprof.sections.ending.words import words
+from distprof.sections.ending.words import grouped, words
 from distprof.sections.table import counted
 from distprof.units import name_ranks
 
@@ -23,9 +23,7 @@ def stacks_of(output: JobOutput) -> tuple[EndingStack, ...]:
     """Processes with the same stack together, the rarest first; the last stack of a rank counts."""
     processes = _of_one_process(output.stacks)
     latest = {(s.rank if s.rank is not None else (s.file, s.line)): s for s in processes}
-    groups: dict[tuple[str, ...], list[int | None]] = {}
-    for stack in latest.values():
-        groups.setdefault(stack.calls, []).append(stack.rank)
+    groups = grouped((stack.calls, stack.rank) for stack in latest.values())
     stacks = [
         EndingStack(
             ranks=tuple(sorted(rank for rank in ranks if rank is not None)),
@@ -70,11 +68,8 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
     busy = tuple(one for one in busy if one.calls)[:1]
     loads = tuple(one for one in stacks if one.activity == "data loader")
     # A kernel that does not end is most often that of a collective
-    shared = (
-        words().kinds["shared"]
-        if any(one.activity in words().kinds["shared"] for one in stacks)
-        else ("GPU",)
-    )
+    is_shared = any(one.activity in words().kinds["shared"] for one in stacks)
+    shared = words().kinds["shared"] if is_shared else ("GPU",)
     waiting = [one for one in stacks if one.activity in shared]
     elsewhere = [one for one in stacks if one.activity not in shared]
     of_worker = f", whose worker is in {_place(busy[0])}" if busy and loads else ""

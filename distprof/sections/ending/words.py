@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import cache
+from typing import TypeVar
 
 import msgspec
 
 from distprof.bounds import table_beside
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+
+def grouped(pairs: Iterable[tuple[_K, _V]]) -> dict[_K, list[_V]]:
+    """The values of each key, in the order of the pairs."""
+    found: dict[_K, list[_V]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 class Activity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -29,6 +42,7 @@ class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     meanings: dict[str, str]
     codes: dict[str, str]
     who: dict[str, str]
+    absent: dict[str, str]
     waited: dict[str, str]
     completions: dict[str, str]
     stopped: dict[str, str]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator
 
@@ -11,11 +12,16 @@ from distprof.sections.gradients import GradientGroup, GradientsResult
 from distprof.sections.settings import SettingsResult
 from distprof.sections.shares import WIDER_TRANSFER, StepTimes
 from distprof.sections.step_log import StepLogResult
+from distprof.sections.stragglers import StragglersResult
 from distprof.sections.time import StepTimeResult
+from distprof.sections.training_log import TrainingLogResult
+from distprof.sections.training_log.show import LONG_REDUCTION, reduction
 from distprof.terms import Confidence, Severity
 from distprof.units import NS_PER_S, format_bytes, format_duration, format_ratio
 
 _NO_BACKWARD = "the trace lacks the launches that show when backward begins"
+
+_SAME_SPAN = 0.05  # Timers that add up to an iteration but for this share cover it
 
 LATE_RATIO = 0.9
 """Share of backward before the first bucket above which hardly any overlap is possible."""
@@ -370,4 +376,33 @@ def needless_unused_parameter_search(
         evidence=("settings.ddp", "gradients.search_exposed_ns_per_step"),
         severity=Severity.WARNING if is_costly else None,
         explains=("COM115",),
+    )
+
+
+@rule(
+    "COM127",
+    Severity.WARNING,
+    share=Limit(LONG_REDUCTION, "share of an iteration that the reduction of gradients may take"),
+)
+def gradient_reduction_by_log(
+    log: TrainingLogResult, stragglers: StragglersResult, limits: Limits
+) -> Iterator[Draft]:
+    """According to the training program's own timer, the reduction of gradients takes a large part
+    of each iteration, and nothing overlaps with it.
+    """
+    timer, ratio, of = reduction(log)
+    if timer is None or ratio < limits["share"] or stragglers.ranks:  # a trace says more
+        return
+    whole = timer.mean_ns / ratio
+    covers_all = log.mean_ns is not None and math.isclose(whole, log.mean_ns, rel_tol=_SAME_SPAN)
+    yield Draft(
+        headline=f"The reduction of gradients takes {format_ratio(ratio)} of {of}",
+        message=(
+            f"{format_duration(timer.mean_ns)}, according to the program's timer {timer.name!r}, "
+            "which includes waiting for late ranks."
+        ),
+        fix=advice("gradient-reduction-by-log"),
+        cost_ns_per_step=timer.mean_ns if covers_all else None,
+        confidence=Confidence.INFERRED,
+        evidence=("training_log.timers",),
     )

@@ -29,33 +29,7 @@ def _fix(job: JobResult) -> str:
 
 @rule("CAP104", Severity.ERROR, costs_time=False)
 def job_failed(job: JobResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - no limits
-    """The job did not complete: a rank died, hung, was stopped or ran out of memory.
-
-    ## Why it costs time
-    The job loses all its time since the last checkpoint. Measurements from before the failure may
-    already show the cause: growing memory on one rank, a GPU that slows down.
-
-    ## Evidence needed
-    A run directory: the launcher records evidence of which rank failed first. Errors that other
-    ranks report after they lost a peer never count as the cause. The rule is silent for bare
-    traces.
-
-    ## How the cost is computed
-    No cost per step.
-
-    ## How to fix
-    Read `output.log` and `error.json` in the folder of the named rank, and `stacks.txt` if a rank
-    hung. The `output.log` of a captured program is in the run directory. Out of memory: use a
-    smaller micro-batch, activation checkpointing, or more shards. Killed from outside (SIGKILL):
-    look at the log of the scheduler and at the kernel log of the host.
-
-    ## When it is wrong
-    A user may have stopped the job on purpose, with a signal that looks like a crash.
-
-    ## Sources
-    PyTorch documentation of `torch.distributed.elastic` (error propagation); PyTorch pull request
-    61342 on the errors that peers see.
-    """
+    """The job did not complete: a rank died, hung, was stopped or ran out of memory."""
     if job.outcome != "failed":
         return
     failure = job.failure
@@ -92,31 +66,6 @@ def probe_overhead(
 ) -> Iterator[Draft]:
     """The probes themselves make the measured steps longer than steps without probes, or steps stay
     longer after the profiler has stopped.
-
-    ## Why it costs time
-    They cost time only while they run. But a report that could not be corrected then describes
-    slower steps: work on the CPU takes a larger share than without a profiler, especially if it
-    consists of many small operators. A CUPTI that stays attached after tracing makes each launch
-    longer until the process ends.
-
-    ## Evidence needed
-    A run directory with measured overhead: neighbouring blocks of steps with and without probes,
-    and traced steps compared with the untraced steps before them, and steps after tracing compared
-    with those before it.
-
-    ## How the cost is computed
-    No cost: training without probes does not pay it.
-
-    ## How to fix
-    Trace fewer ranks (`--profile-ranks`), leave out stacks and memory (`--no-stacks`,
-    `--no-profile-memory`), or trace fewer steps. For permanent monitoring use `--mode always-on`.
-
-    ## When it is wrong
-    The measured blocks may differ for another reason: few steps, or a shared machine. The interval
-    shows how certain the figure is.
-
-    ## Sources
-    W. J. Conover, "Practical Nonparametric Statistics", 3.2 (the interval).
     """
     if job.kind is None:
         return  # bare traces: how they were recorded is unknown

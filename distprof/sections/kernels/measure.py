@@ -100,17 +100,17 @@ def _cells_of(analyses: Sequence[RankAnalysis]) -> _Cells:
         for position, analysis in enumerate(analyses)
         for kernel in analysis.kernels
     ]
-    table = np.array(rows, dtype=np.int64).reshape(-1, 5)
-    table = table[np.lexsort((table[:, 1], table[:, 4], table[:, 0]))]
-    num_ranks = np.bincount(table[:, 0], minlength=len(numbers)).astype(np.int64)
+    kernel, rank, count, total_ns, median_ns = np.array(rows, dtype=np.int64).reshape(-1, 5).T
+    order = np.lexsort((rank, median_ns, kernel))
+    num_ranks = np.bincount(kernel, minlength=len(numbers)).astype(np.int64)
     return _Cells(
         keys=tuple(numbers),
         ranks=tuple(analysis.rank for analysis in analyses),
-        kernel=table[:, 0],
-        rank=table[:, 1],
-        count=table[:, 2],
-        total_ns=table[:, 3],
-        median_ns=table[:, 4],
+        kernel=kernel[order],
+        rank=rank[order],
+        count=count[order],
+        total_ns=total_ns[order],
+        median_ns=median_ns[order],
         first=np.cumsum(num_ranks) - num_ranks,
         num_ranks=num_ranks,
     )
@@ -276,11 +276,9 @@ def rank_kernel_steps(activity: Table, windows: Intervals) -> KernelSteps:
     first = np.cumsum(count) - count
     quartiles = np.zeros((size, 3), dtype=np.int64)
     held = np.flatnonzero(count)
-    for column, share in enumerate((0.25, 0.5, 0.75)):
-        at_share = share * (count[held] - 1)
-        low, high = (edge(at_share).astype(np.int64) for edge in (np.floor, np.ceil))
-        middle = duration[first[held] + low] + duration[first[held] + high]
-        quartiles[held, column] = middle // 2
+    place = np.multiply.outer(count[held] - 1, (0.25, 0.5, 0.75))
+    low, high = (first[held, None] + edge(place).astype(np.int64) for edge in (np.floor, np.ceil))
+    quartiles[held] = (duration[low] + duration[high]) // 2
     shape = (len(kept_names), num_steps)
     return KernelSteps(
         names=kept_names,

@@ -28,35 +28,7 @@ def tensor_cores_unused(
     computation: ComputationResult,
     limits: Limits,
 ) -> Iterator[Draft]:
-    """Matrix products and convolutions run in fp32 and do not use the tensor cores of the GPU.
-
-    ## Why it costs time
-    Tensor cores multiply bf16 and fp16 (and TF32, from Ampere on) several times faster than the
-    other cores multiply fp32: 8 times on a V100, 16 times with bf16 on an A100.
-
-    ## Evidence needed
-    Traces of NVIDIA GPUs that are on the hardware sheet. The names of fp32 kernels of cuBLAS,
-    CUTLASS and cuDNN identify them (`sgemm`, `scudnn`).
-
-    ## How the cost is computed
-    Seven eighths of the time of these products, mean per step and rank: tensor cores are eight
-    times as fast (TF32 against fp32 from Ampere on, fp16 on a V100). bf16 gains more, because
-    everything else moves half the bytes, and small products gain less. The step is simulated
-    without this time.
-
-    ## How to fix
-    Use `torch.autocast("cuda", torch.bfloat16)`; on V100 use `torch.float16` with a gradient
-    scaler. From Ampere on, `torch.set_float32_matmul_precision("high")` enables TF32. Choose sizes
-    in multiples of 8 (bf16, fp16) or 4 (TF32).
-
-    ## When it is wrong
-    Some scientific models, losses and normalisations need fp32. Small products are bound by memory
-    and gain little.
-
-    ## Sources
-    Kineto's TensorBoard plugin and HTA (tensor core usage). PyTorch documentation, "Numerical
-    accuracy" (TF32).
-    """
+    """Matrix products and convolutions run in fp32 and do not use the tensor cores of the GPU."""
     total = sum(c.total_ns for c in kernels.categories if c.kind == _COMPUTATION)
     slow = [k for k in kernels.kernels if k.kind == _COMPUTATION and _FP32.search(k.name)]
     share = sum(kernel.total_ns for kernel in slow) / total if total else 0.0

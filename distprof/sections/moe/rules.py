@@ -65,40 +65,7 @@ _MOST_NAMED = 3
 def overloaded_expert(
     moe: MoeResult, collectives: CollectivesResult, limits: Limits
 ) -> Iterator[Draft]:
-    """Routers send one expert far more tokens than the others over the whole recording.
-
-    ## Why it costs time
-    The rank with this expert processes all its tokens, and the other ranks wait for it in the
-    all-to-all that returns tokens. With a capacity limit tokens are dropped instead, and the model
-    learns less.
-
-    ## Evidence needed
-    The routing that each rank logged (`moe.jsonl`), or counts of tokens per expert. An expert
-    counts if its share is higher than even routing of the same number of tokens would show by
-    chance.
-
-    ## How the cost is computed
-    Each rank computes its experts between the all-to-all that dispatches tokens and the one that
-    returns results. The cost is the time of the slowest rank minus that of the mean rank, summed
-    over the forward and backward sections of these layers, per step. If sections cannot be
-    identified, the cost is the exposed waiting in all-to-alls, mean per rank and step. This is an
-    upper bound, because ranks may also be late for other reasons. Several overloaded experts share
-    it in proportion to the layers in which each is the busiest. The time is part of what
-    `exposed-communication` reports.
-
-    ## How to fix
-    Raise the weight of the load-balancing loss, or bias the router against busy experts (loss-free
-    balancing). Add noise to its logits early in training, and keep the router's initial weights
-    small. Place experts that are busy at the same time on different ranks.
-
-    ## When it is wrong
-    Early in training routers are uneven because of their initial weights. Shared experts see every
-    token and involve no routing.
-
-    ## Sources
-    Formula sheet, "Mixture of experts". Lepikhin et al. 2020 (GShard); Wang et al. 2024,
-    "Auxiliary- loss-free load balancing strategy for mixture-of-experts".
-    """
+    """Routers send one expert far more tokens than the others over the whole recording."""
     check_experts_known(moe)
     overloaded = [
         layer
@@ -199,30 +166,7 @@ _MAX_NAMED = 8
     dead_ratio=Limit(0.05, "smallest share of dead experts in a layer"),
 )
 def dead_experts(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
-    """Experts get almost no tokens: less than 1 % of the mean over the whole recording.
-
-    ## Why it costs time
-    Their weights take memory, optimizer state and gradient traffic but learn nothing, and other
-    experts process their tokens. No recording shows the time that this costs.
-
-    ## Evidence needed
-    The routing that each rank logged (`moe.jsonl`), or counts of tokens per expert, with enough
-    tokens that even routing would give every expert at least 100.
-
-    ## How the cost is computed
-    No cost: a dead expert costs model quality and memory, not time.
-
-    ## How to fix
-    Raise the weight of the load-balancing loss, or bias the router towards experts with few tokens
-    (loss-free balancing). Add noise to its logits early in training. Reinitialise an expert that
-    stays dead from a busy one.
-
-    ## When it is wrong
-    Counts from one kind of text say little about an expert for another kind: count all kinds.
-
-    ## Sources
-    Formula sheet, "Mixture of experts". Shazeer et al. 2017, "Outrageously large neural networks".
-    """
+    """Experts get almost no tokens: less than 1 % of the mean over the whole recording."""
     check_experts_known(moe)
     dead = [
         layer
@@ -263,30 +207,7 @@ def _named(layer: MoeLayer) -> str:
     dropped_ratio=Limit(0.02, "smallest share of dropped assignments in a layer"),
 )
 def dropped_tokens(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
-    """Assignments of tokens to experts were dropped because the experts were over capacity.
-
-    ## Why it costs time
-    A dropped token skips its expert in the layer, so the model learns less from the same step. The
-    capacity bounds the cost of uneven routing: a higher capacity costs time and memory.
-
-    ## Evidence needed
-    The routing that each rank logged (`moe.jsonl`), with the drops that the layer counted.
-
-    ## How the cost is computed
-    No cost: dropping saves time and loses quality.
-
-    ## How to fix
-    Balance the routing first (`overloaded-expert`): raise the weight of the load-balancing loss, or
-    bias the router against busy experts. Then raise the capacity factor, or use a layer without a
-    capacity limit (dropless).
-
-    ## When it is wrong
-    Some drops are expected: a capacity factor of 1 with good balance drops a few per cent by
-    chance.
-
-    ## Sources
-    Formula sheet, "Mixture of experts". Fedus et al. 2021 (Switch Transformer), capacity factor.
-    """
+    """Assignments of tokens to experts were dropped because the experts were over capacity."""
     check_experts_known(moe)
     dropping = [
         layer
@@ -321,34 +242,6 @@ MOST_LAYERS = 0.75
 def unbalanced_expert_placement(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
     """Ranks that share the experts of a layer get uneven numbers of tokens, and another placement
     of the same experts would balance them.
-
-    ## Why it costs time
-    In every layer the step waits for the rank with the most tokens. Experts that are busy at the
-    same time are often on one rank because experts are placed in numerical order.
-
-    ## Evidence needed
-    Tokens per expert (`moe.jsonl`, or counts), and the ranks that share them: from the all-to-alls
-    of the trace, from the mesh, or, for counts alone, a number of ranks that divides the number of
-    experts.
-
-    ## How the cost is computed
-    Measured expert time of the slowest rank, minus its modelled time if each layer's experts were
-    placed by their measured loads, busiest first onto the least loaded rank. The model shrinks the
-    slowest rank's excess over the mean in proportion to its excess of tokens. The cost sums the
-    layers of a rank. It is unknown without times.
-
-    ## How to fix
-    Place experts by their loads, separately for each layer (an expert-parallel load balancer such
-    as EPLB does this). `moe.placement` in the report holds a placement. Replicate the busiest
-    experts if one alone exceeds a rank's share.
-
-    ## When it is wrong
-    If the routing drifts (`moe.drift`), a placement that fits now will not fit later. Moving
-    experts moves their optimizer state too. The placement is evaluated on the same loads that it
-    was derived from.
-
-    ## Sources
-    Formula sheet, "Mixture of experts". DeepSeek-AI, EPLB (expert parallelism load balancer).
     """
     check_experts_known(moe)
     rows = moe.typical_placement
@@ -396,33 +289,6 @@ def _is_uneven(row: MoePlacement, limits: Limits) -> bool:
 def uneven_all_to_all(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
     """In the all-to-alls that dispatch tokens to their experts, one rank sends or receives far more
     than the mean of its group.
-
-    ## Why it costs time
-    An all-to-all ends only when the busiest rank's links have moved all their bytes. The links of
-    the other ranks idle until then.
-
-    ## Evidence needed
-    Split sizes of the all-to-alls, from the arguments of NCCL's records or the inputs of the
-    operator, and their times on every rank of the group.
-
-    ## How the cost is computed
-    Transfer time of the exchanges after the last rank has arrived, times one minus the ratio of the
-    mean rank's bytes to the busiest rank's. Even sizes would recover this time if links are the
-    limit. It is part of what `exposed-communication` reports, and fixing `overloaded-expert` or
-    `unbalanced-expert-placement` recovers it too. It is unknown if waiting and transfer cannot be
-    separated.
-
-    ## How to fix
-    Receivers are uneven because of their experts: balance the routing, or place experts by their
-    loads. Senders are uneven because they have different numbers of tokens: pack or pad sequences
-    so that all ranks hold the same number.
-
-    ## When it is wrong
-    If links inside the node differ between pairs of ranks, sizes alone do not show which link is
-    the slowest.
-
-    ## Sources
-    Formula sheet, "Mixture of experts" and "Collectives" (all-to-all).
     """
     uneven = [
         exchange

@@ -47,6 +47,12 @@ class NcclTransport(Record, frozen=True, kw_only=True):
     num_connections: int  # Channels between ranks, each counted once.
     num_pairs: int  # Pairs of ranks.
     num_processes: int  # Processes that print it.
+    hosts: tuple[str, ...] = ()  # Their hosts.
+
+    @property
+    def is_rdma(self) -> bool:
+        """Whether network cards move the data without the operating system."""
+        return self.transport.startswith("NET/") and not self.transport.endswith("Socket")
 
 
 class NcclHost(Record, frozen=True, kw_only=True):
@@ -142,6 +148,12 @@ class NcclResult(Result, frozen=True, kw_only=True):
         is_whole = self.num_hosts == 1 and self.num_processes >= largest.num_ranks
         return largest.num_hosts == 1 or (largest.num_hosts is None and is_whole)
 
+    @property
+    def has_several_hosts(self) -> bool:
+        """Whether a line shows more than one host: of NCCL, its communicators or nccl-tests."""
+        shown = (self.num_hosts, self.num_test_hosts, *(group.num_hosts for group in self.groups))
+        return max(number or 0 for number in shown) > 1
+
 
 _NAMED_HOSTS = 4
 
@@ -154,15 +166,6 @@ def network_name(name: str) -> str:
 def is_of_one_host(card: str) -> bool:
     """Whether an interface connects only what runs on its host, for example Docker's bridge."""
     return re.match(SAYS["of_one_host"], card) is not None
-
-
-def only_inside_hosts(result: NcclResult) -> str:
-    """What to do about interfaces for sockets that no other host reaches; empty without any."""
-    cards = {card for host in result.hosts if "Socket" in host.networks for card in host.cards}
-    inside = sorted(filter(is_of_one_host, cards))
-    if not inside or result.is_on_one_host:
-        return ""
-    return str(SAYS["unreached"]).format(cards=", ".join(inside[:_NAMED_HOSTS]))
 
 
 def why_not_fast(result: NcclResult) -> str:
@@ -179,7 +182,9 @@ def over_cards(result: NcclResult) -> str:
     """For example `` over eth0 and eth1``; empty if no card of the chosen network is known."""
     cards = sorted({card for host in result.hosts if host.networks for card in host.cards})
     named = cards if len(cards) <= _NAMED_HOSTS else [cards[0], f"{len(cards) - 1} more"]
-    return f" over {' and '.join(named)}" if cards else ""
+    kinds = sorted({link.partition("/")[0] for host in result.hosts for link in host.links})
+    kind = f" ({' and '.join(kinds)})" if "RoCE" in kinds else ""
+    return f" over {' and '.join(named)}{kind}" if cards else ""
 
 
 def different_networks(result: NcclResult) -> str:

@@ -27,6 +27,10 @@ from distprof.sections.nccl import (
 from distprof.units import capitalized
 
 _MAX_CHOICES = 200
+_End = tuple[int | None, int | None, int | None, str]
+"""Communicator, source, target, and the end that prints a connection."""
+
+_OF_A_HOST, _MNNVL = ("P2P", "SHM"), "MNNVL"
 
 
 def analyze_nccl(run: Run) -> NcclResult:
@@ -92,16 +96,13 @@ class _Places:
 
     def __init__(self, log: NcclLog) -> None:
         self._processes = log.processes
-        ends: dict[tuple[object, ...], set[str]] = defaultdict(set)
         written: dict[tuple[object, ...], set[str]] = defaultdict(set)
         for edge in log.edges:
-            ends[edge.communicator, edge.source, edge.target].add(edge.direction)
-            writer = {"send": edge.source, "receive": edge.target}.get(edge.direction)
+            # Lines without a direction are those of the sender
+            writer = edge.target if edge.direction == "receive" else edge.source
             if writer is not None and edge.process is not None:
                 written[edge.communicator, writer].add(log.processes[edge.process].host)
         self._of_writer = {key: hosts.pop() for key, hosts in written.items() if len(hosts) == 1}
-        is_one = len({process.host for process in log.processes}) == 1
-        self._printed_whole = {pair for pair, seen in ends.items() if is_one and len(seen) > 1}
         self._of_member = [
             {m.rank: log.processes[m.process].host for m in one.members if m.process >= 0}
             if one.is_certain
@@ -152,41 +153,50 @@ class _Places:
     def where(self, edge: NcclEdge) -> str:
         """Inside or between nodes, by the hosts of both ends or, if unknown, by the transport.
 
-        Each end prints its own lines. Where the only host of a log prints both ends of a
-        connection, both are on it.
+        Each end prints its own lines. Peer access and shared memory reach no other host, whatever
+        the containers on it are called, but for NVLink between nodes (MNNVL).
         """
+        if edge.transport.startswith(_OF_A_HOST) and _MNNVL not in edge.transport:
+            return INSIDE
         source, target = self._host(edge, edge.source), self._host(edge, edge.target)
         if source is not None and target is not None:
             return INSIDE if source == target else BETWEEN
-        pair = (edge.communicator, edge.source, edge.target)
-        is_outside = edge.card is not None and pair not in self._printed_whole
-        return BETWEEN if is_outside else INSIDE
+        return BETWEEN if edge.card is not None else INSIDE
 
 
 def _transports(log: NcclLog, places: _Places) -> tuple[NcclTransport, ...]:
-    lines: dict[tuple[str, str, bool], int] = defaultdict(int)
-    pairs: dict[tuple[str, str, bool], dict[tuple[object, ...], Counter[str]]] = {}
-    writers: dict[tuple[str, str, bool], set[int | None]] = defaultdict(set)
+    ends: dict[tuple[str, str, bool], Counter[_End]] = defaultdict(Counter)
+    writers: dict[tuple[str, str, bool], set[int]] = defaultdict(set)
     for edge in log.edges:
         key = (places.where(edge), edge.transport, edge.has_gdr)
-        lines[key] += edge.num_lines
-        ends = pairs.setdefault(key, {}).setdefault(
-            (edge.communicator, edge.source, edge.target), Counter()
+        ends[key][edge.communicator, edge.source, edge.target, edge.direction] += edge.num_lines
+        writers[key] |= set() if edge.process is None else {edge.process}
+    made = []
+    for key, own in ends.items():
+        # One end may read GPU memory, and the other may not: that one counts
+        plain = ends.get((*key[:2], False), Counter()) if key[2] else Counter()
+        made.append(
+            NcclTransport(
+                where=key[0],
+                transport=key[1],
+                has_gdr=key[2],
+                num_lines=own.total(),
+                num_connections=(_connected(own + plain) - _connected(plain)).total(),
+                num_pairs=len(_connected(own)),
+                num_processes=len(writers[key]),
+                hosts=places.hosts(writers[key]),
+            )
         )
-        ends[edge.direction] += edge.num_lines
-        writers[key].add(edge.process)
-    return tuple(
-        NcclTransport(
-            where=key[0],
-            transport=key[1],
-            has_gdr=key[2],
-            num_lines=lines[key],
-            num_connections=sum(max(ends.values()) for ends in pairs[key].values()),
-            num_pairs=len(pairs[key]),
-            num_processes=len(writers[key]),
-        )
-        for key in sorted(lines, key=lambda key: (key[0], -lines[key], key))
-    )
+    return tuple(sorted(made, key=lambda w: (w.where, -w.num_lines, w.transport, w.has_gdr)))
+
+
+def _connected(ends: Counter[_End]) -> Counter[_End]:
+    """Channels of each pair, of which both ends may print a line."""
+    most: Counter[_End] = Counter()
+    for (communicator, source, target, _), number in ends.items():
+        pair = communicator, source, target, ""
+        most[pair] = max(most[pair], number)
+    return most
 
 
 def _groups(log: NcclLog, places: _Places) -> tuple[NcclGroup, ...]:

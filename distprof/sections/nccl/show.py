@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from distprof.escape import MAX_HEADLINE, shorten
@@ -19,8 +19,8 @@ from distprof.sections.nccl import (
     NcclResult,
     NcclTransport,
     different_networks,
+    is_of_one_host,
     network_name,
-    only_inside_hosts,
     over_cards,
     why_not_fast,
 )
@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 
 
 _NAMED_WARNINGS = 3
-_FAST_PATHS = {"NVL", "NVB", "C2C", "XGMI", "LOC"}
+_FAST_PATHS = {"NVL", "NVB", "C2C", "XGMI"}
+_SLOW_PATHS = ("SYS", "PHB", "PXB", "PIX")
+_MOST_CARDS = 20
+"""Cards of a host, without virtual functions."""
 _MANY = 0.1
 """Share of connections through CPU memory that the verdict begins with."""
 
@@ -48,17 +51,10 @@ def nccl_verdict(report: Report) -> VerdictText:
     line = _line(result)
     why = (
         result.tested,
-        _inside(result),
-        "" if result.transports else only_inside_hosts(result),
-        "" if result.transports else _far(result),
-        _assumed(result),
-        *(SAYS[remark.name] for remark in result.remarks if remark.name in SAYS),
         _plugin(result),
-        _next(result),
-        "" if result.transports or _topology(result) else SAYS["not_connected"],
+        *told(result),
         _init(result),
         _warnings(result),
-        _unrecognised(result),
         *(() if result.tested else report.ending.alternatives),
     )
     return line, tuple(sentence for sentence in why if sentence and sentence not in line)
@@ -67,9 +63,10 @@ def nccl_verdict(report: Report) -> VerdictText:
 def known_network(report: Report) -> str:
     """What NCCL's lines say about connections, of a job that hung or failed in one of them."""
     result, ending = report.nccl, report.ending
-    is_near = ending.state == STUCK or ending.cause in ("nccl", "network", "peer", "error")
+    is_near = ending.state == STUCK or ending.cause in SAYS["shown_with"]
     line = _line(result) if result.transports or _topology(result) else _chosen(result)
-    return f"NCCL's lines: {line}" if is_near and line else ""
+    said = " ".join([line, *told(result, "hardware")]).strip()
+    return f"NCCL's lines: {said}" if is_near and said else ""
 
 
 def _is_alone(report: Report) -> bool:
@@ -101,11 +98,59 @@ def _line(result: NcclResult) -> str:
     parts = [_share(result, BETWEEN), _share(result, INSIDE)]
     line = "; ".join(part for part in parts if part)
     if line:
-        return f"{capitalized(line)}."
+        chosen = "" if parts[0] or result.is_on_one_host else _chosen(result)
+        return f"{capitalized(line)}. {chosen}".rstrip()
     if topology := _topology(result):
         return f"{_chosen(result)} {topology}".lstrip()
-    known = _chosen(result) or _plugin(result) or _warnings(result) or _assumed(result)
-    return f"{known} {_inside(result) or SAYS['not_connected']}".lstrip()
+    known = _chosen(result) or _plugin(result) or _warnings(result)
+    return f"{known} {next(told(result))}".lstrip()
+
+
+def told(result: NcclResult, about: str = "") -> Iterator[str]:
+    """What follows from what a log shows and from what it lacks, of one subject or of all."""
+    shown = _shown(result)
+    for row in SAYS["told"]:
+        needed, refused = set(row.get("shown", ())), set(row.get("lacks", ()))
+        is_shown = needed <= shown.keys() and not refused & shown.keys()
+        if is_shown and about in ("", row.get("about")):
+            yield row["text"].format_map(shown)
+
+
+def _shown(result: NcclResult) -> dict[str, str]:
+    """What a log shows, by the names in ``says.toml``, with the text of some."""
+    ways = result.transports
+    inside = [way for way in ways if way.where == INSIDE]
+    near = {card for host in result.hosts if "Socket" in host.networks for card in host.cards}
+    near = set(filter(is_of_one_host, near))
+    names = [each.name for each in (*result.settings, *result.remarks)]
+    is_alone = result.num_hosts == 1 and not result.has_several_hosts
+    paths = set(result.paths) - {"LOC"}
+    is_linked = paths <= _FAST_PATHS
+    slow = [path for path in _SLOW_PATHS if path in paths] or sorted(paths)
+    facts: dict[str, object] = {
+        "connections": ways,
+        "inside": inside,
+        "between": len(inside) < len(ways),
+        "indirect": any(way.transport[:3] != "P2P" and not way.has_gdr for way in ways),
+        "shared memory": any(way.transport[:3] == "SHM" for way in inside),
+        "sockets inside": any(way.transport.endswith("Socket") for way in inside),
+        "peer access": any("P2P" in name or name == NcclRemark.PEER_OFF for name in names),
+        "one host": result.is_on_one_host,
+        "several hosts": result.has_several_hosts and not result.is_on_one_host,
+        "network of a host": result.networks and is_alone and not result.is_on_one_host,
+        "topology": _topology(result),
+        "linked GPUs": is_linked and " and ".join(sorted(paths)),
+        "GPUs on PCIe": not paths & _FAST_PATHS and "".join(slow[:1]),
+        "far card": result.card_path and SAYS["beyond"].get(result.card_path[1]),
+        "far peer": result.peer_path and SAYS["beyond"].get(result.peer_path[1]),
+        "unknown": result.num_unknown and f"{result.num_unknown:,} of {result.num_texts:,}",
+        "assumed speed": result.card_path and result.card_path[0] == ASSUMED_GB_S,
+        "interfaces": not result.is_on_one_host and ", ".join(sorted(near)[:_NAMED_WARNINGS]),
+        "many cards": any(host.links and len(host.cards) > _MOST_CARDS for host in result.hosts),
+        "two kinds": any({"IB", "RoCE"} <= {*"/".join(h.links).split("/")} for h in result.hosts),
+        **{remark.name: remark.value for remark in result.remarks},
+    }
+    return {name: str(fact) for name, fact in facts.items() if fact}
 
 
 def _chosen(result: NcclResult) -> str:
@@ -118,7 +163,8 @@ def _chosen(result: NcclResult) -> str:
         return f"Hosts chose different networks: {differ}. NCCL cannot connect them."
     reason = why_not_fast(result) if result.networks == ("Socket",) else ""
     why = f" because {reason}" if reason else ""
-    text = f"Between nodes, NCCL uses {' and '.join(map(network_name, result.networks))}"
+    begin = "Between nodes, NCCL uses" if result.has_several_hosts else "NCCL's network is"
+    text = f"{begin} {' and '.join(map(network_name, result.networks))}"
     over = over_cards(result)
     is_long = len(f"{text}{over}{why}") > MAX_HEADLINE and why and over
     return f"{text}{why}. They go{over}." if is_long else f"{text}{over}{why}."
@@ -139,11 +185,6 @@ def _way(path: tuple[float, str]) -> str:
     return f" at {speed:.3g} GB/s ({kind})" if kind else f" of {8 * speed:.3g} Gb/s"
 
 
-def _assumed(result: NcclResult) -> str:
-    """That the speed of a network card may not be measured."""
-    return SAYS["assumed"] if result.card_path and result.card_path[0] == ASSUMED_GB_S else ""
-
-
 def _plugin(result: NcclResult) -> str:
     """What NCCL's plug-in for libfabric (EFA) says of itself, which does not show what it found."""
     told = [remark.value for remark in result.remarks if remark.name == NcclRemark.PLUGIN]
@@ -156,41 +197,9 @@ def _plugin(result: NcclResult) -> str:
     return f"NCCL loads {name}{f' ({more})' if more else ''}{', which fails' * has_failed}."
 
 
-def _far(result: NcclResult) -> str:
-    """What to do about paths that lead through the CPU."""
-    for to, path in (("card", result.card_path), ("peer", result.peer_path)):
-        if path and path[1] in SAYS["beyond"]:
-            return f"{SAYS['beyond'][path[1]]}{SAYS['beyond'][to]}"
-    return ""
-
-
-def _inside(result: NcclResult) -> str:
-    """How GPUs of a host reach each other in the graph search, if no connection is logged."""
-    paths = set(result.paths)
-    if result.transports or not paths - {"LOC"}:
-        return ""
-    if paths <= _FAST_PATHS:
-        kinds = " and ".join(sorted(paths - {"LOC"}))
-        return f"NCCL's graph search connects the GPUs of a host over links ({kinds}), not PCIe."
-    if paths & _FAST_PATHS:
-        return ""
-    far = next(path for path in ("SYS", "PHB", "PXB", "PIX", *sorted(paths)) if path in paths)
-    return f"NCCL's graph search found no NVLink between GPUs, only PCIe ({far})."
-
-
-def _next(result: NcclResult) -> str:
-    """Where to look if GPUs of a host have no access to each other, or if all ways are direct."""
-    ways = [(way.where == INSIDE, way.transport[:3], way.has_gdr) for way in result.transports]
-    said = (each.name for each in (*result.settings, *result.remarks))
-    is_told = any("P2P" in name or name == NcclRemark.PEER_OFF for name in said)
-    is_direct = all(way == (True, "P2P", False) or way[2] for way in ways)
-    name = "detour" if (True, "SHM", False) in ways and not is_told else "direct" * is_direct
-    return str(SAYS[name]) if ways and name else ""
-
-
 def _share(result: NcclResult, where: str) -> str:
     """For example ``between nodes all connections use NET/IB with GPUDirect RDMA``."""
-    ways = [way for way in result.transports if way.where == where]
+    ways = [way for way in result.transports if way.where == where and way.num_connections]
     total = sum(way.num_connections for way in ways)
     if not total:
         return ""
@@ -199,9 +208,10 @@ def _share(result: NcclResult, where: str) -> str:
     first = slow if slow and slow.num_connections >= _MANY * total else most
     share = "all" if len(ways) == 1 else f"{format_ratio(first.num_connections / total)} of the"
     if first is slow:
-        others = f", the others use {transport_name(most)}" if most is not slow else ""
+        rest = "the others" if len(ways) == 2 else format_ratio(most.num_connections / total)
+        others = f", {rest} use {transport_name(most)}" if most is not slow else ""
         return f"{where} {share} connections go through CPU memory ({slow.transport}){others}"
-    without = where == BETWEEN and not most.transport.endswith("Socket") and not most.has_gdr
+    without = where == BETWEEN and most.is_rdma and not most.has_gdr
     note = ", without GPUDirect RDMA" if without else ""
     return f"{where} {share} connections use {transport_name(most)}{note}"
 
@@ -224,11 +234,6 @@ def _warnings(result: NcclResult) -> str:
     times = "once" if number == 1 else f"{number:,} times"
     texts = "; ".join(warning.text.rstrip(".!") for warning in problems[:_NAMED_WARNINGS])
     return f"NCCL warns {times}: {texts}."
-
-
-def _unrecognised(result: NcclResult) -> str:
-    some = f"{result.num_unknown:,} of {result.num_texts:,}"
-    return f"distprof does not recognise {some} NCCL messages." if result.num_unknown else ""
 
 
 # Tables ----------------------------------------------------------------

@@ -26,10 +26,9 @@ from distprof.sections.whatif import RepairPlan
 from distprof.sections.whatif.plan import Simulation
 from distprof.sections.whatif.trace_graph import TraceGraph
 from distprof.sections.whatif.trace_model import TraceModel
-from distprof.terms import CollectiveKind
+from distprof.terms import MESSAGES
 
 MOST_PIECES = 600
-_MESSAGES = tuple(int(kind) for kind in CollectiveKind if kind.is_point_to_point)
 
 
 def repaired_steps(
@@ -147,7 +146,7 @@ def _pieces(
     copied = np.minimum(computed + own[:, Own.COPY], end)
     transfer = blocker[np.minimum(segments + 1, graph.num_segments - 1)]
     is_held, waits = transfer != ABSENT, np.full(len(segments), IDLE)
-    is_message = np.isin(graph.transfers.kind[transfer[is_held]], _MESSAGES)
+    is_message = np.isin(graph.transfers.kind[transfer[is_held]], MESSAGES)
     waits[is_held] = np.where(is_message, MESSAGE_WAIT, WAIT)
     kinds = (*(np.full(len(segments), kind) for kind in (COMPUTATION, COPY, IDLE)), waits)
     ends = (computed, copied, end, np.maximum(resumed, end))

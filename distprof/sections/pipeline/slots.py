@@ -26,7 +26,7 @@ from distprof.intervals import Intervals, covered, index_of, intersect, subtract
 from distprof.run.tables import RankTables, intervals_of, join_launches, numbers_in, runs_of
 from distprof.schema import ABSENT, Bools, Int64Array, Table
 from distprof.sections.context import RankContext, StageMarks, StageSlots, Timeline
-from distprof.terms import ActivityKind, CollectiveKind, SlotKind
+from distprof.terms import MESSAGES, ActivityKind, CollectiveKind, SlotKind
 
 UNKNOWN_STAGE = -1
 """The name lacks the stage. The rank then holds one stage, known from its place in the group."""
@@ -149,7 +149,6 @@ _NOT_PIPELINES = ("cp", "tp", "ep", "dp", "dp_shard", "dp_replicate")
 """Axes whose messages belong to rings or exchanges, not to a pipeline."""
 
 _LATEST = np.iinfo(np.int64).max
-_MESSAGES = tuple(int(kind) for kind in CollectiveKind if kind.is_point_to_point)
 
 
 class _Ranges(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,7 +217,7 @@ def rank_messages(tables: RankTables, context: RankContext) -> Intervals:
     blocked = intervals_of(activity.take(activity["kind"] == ActivityKind.WAITING))
     rows = tables.collectives
     other = [i for i, name in enumerate(context.axis_names) if name in _NOT_PIPELINES]
-    chosen = np.isin(rows["kind"], _MESSAGES) & rows["is_timed"] & ~np.isin(context.axis, other)
+    chosen = np.isin(rows["kind"], MESSAGES) & rows["is_timed"] & ~np.isin(context.axis, other)
     messages = intervals_of(rows.take(chosen))
     start = np.concatenate((blocked.start, messages.start))
     end = np.concatenate((blocked.end, messages.end))

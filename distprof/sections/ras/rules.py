@@ -20,31 +20,6 @@ _REMOTE = "Remote process error"
 def troubled_nccl_rank(ras: RasResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
     """Ranks that do not answer NCCL's RAS, report an error, or have launched fewer collectives than
     others.
-
-    ## Why it costs time
-    Every member of a communicator waits for the troubled rank: the job hangs until its watchdog
-    ends it.
-
-    ## Evidence needed
-    Output of `ncclras -v`, as text, or of `ncclras -f json`. Launches are compared within one
-    snapshot. With two snapshots in one file the rule knows whether the job made progress between
-    them, and stays silent about launches if it did.
-
-    ## How the cost is computed
-    No cost: a snapshot has no times.
-
-    ## How to fix
-    Dead or silent: check the kernel log of its node, and whether the process is still alive. Error:
-    read that rank's log. Behind: look at what that rank does instead (`distprof attach`, `py-spy
-    dump`).
-
-    ## When it is wrong
-    A running job launches collectives during the query: take a second snapshot after a few seconds.
-    A remote process error is a consequence: its cause is on another rank. In groups that exchange
-    messages, launches of different pipeline stages may differ by design.
-
-    ## Sources
-    NCCL user guide, "RAS"; NVIDIA/nccl, `src/ras/client_support.cc`.
     """
     grouped: dict[tuple[str, str], list[TroubledRank]] = {}
     for one in ras.troubled:

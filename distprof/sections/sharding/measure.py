@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.artefacts.fabric_file import FabricFile
-from distprof.ingest.collectives import element_bytes
+from distprof.costs.operators import element_bytes
 from distprof.run.run import Rank, Run
 from distprof.run.tables import distinct
 from distprof.run.topology import Topology

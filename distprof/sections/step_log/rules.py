@@ -24,40 +24,6 @@ _FEWEST_STEPS = 12
 def periodic_stalls(step_log: StepLogResult, idle: IdleResult, limits: Limits) -> Iterator[Draft]:
     """At regular intervals one step takes much longer on all ranks at once, for example because of
     a checkpoint or an evaluation.
-
-    ## Why it costs time
-    No rank trains while the state is written or the model is evaluated. The mean step gets longer,
-    but a trace of a few steps hardly ever shows it.
-
-    ## Evidence needed
-    A step log of all ranks with at least 4 such steps. Traced steps and their neighbours do not
-    count. Long steps must recur at regular intervals, 4 of 5 due steps must be long, and the
-    probability that the same number of long steps at random positions does this must be below 1 %.
-
-    ## How the cost is computed
-    Time of these steps above the median step, on the fastest rank in each step, divided by the
-    number of all compared steps. This is an upper bound, because part of the work may be necessary.
-
-    On GPU ranks, a CPU that runs ahead of its GPU has short steps until the launch queue is full,
-    and a long one where it waits, for example to read the loss. There the cost is what all steps
-    from one long one to the next take above the pace with a full queue. If the log does not show
-    that pace, a long step may stop training or contain the GPU's work of the steps before it. Then
-    the cost is unknown, unless the traced steps show that the CPU waits for its GPU in each step,
-    or the long step lasts as long as 32 others: a launch queue does not hold that many.
-
-    ## How to fix
-    Save asynchronously (`torch.distributed.checkpoint.async_save`): copy to pinned memory, continue
-    training, and write in the background. Let every rank write its own shards, to a local disk
-    first. Save and evaluate no more often than failures and decisions require; log scalars without
-    synchronising.
-
-    ## When it is wrong
-    The rule ignores delays of a single rank, and logs shorter than four periods. Necessary work (an
-    evaluation) is not waste, but its cost is reported.
-
-    ## Sources
-    PyTorch documentation, "Distributed Checkpoint" (`async_save`) and "CUDA semantics"
-    (asynchronous execution). The chance is the tail of the hypergeometric distribution.
     """
     if not step_log.ranks:
         return  # bare traces: a few steps show nothing periodic
@@ -142,46 +108,6 @@ def late_rank_without_trace(
     """No trace compares the ranks, but the probes show one or a few late ranks in nearly every
     step. On CPUs their training threads compute longer than those of their peers. On GPUs they
     arrive late at collectives.
-
-    ## Why it costs time
-    All ranks wait for the last one at the next collective, so the slowest rank sets the length of
-    every step.
-
-    ## Evidence needed
-    A run directory with the step logs of at least 2 CPU ranks, and at least 20 steps without a
-    profiler for which Linux counted the CPU time of each training thread. If several ranks were
-    traced, the straggler rules have better evidence and this rule stays silent. On GPU ranks CPU
-    time does not count, because a CPU that runs ahead of its GPU can work longer without delaying
-    anything: NCCL's timing must be on (`TORCH_NCCL_ENABLE_TIMING=1`), so that the probes know how
-    long each collective takes on each GPU.
-
-    ## How the cost is computed
-    The late rank's CPU time minus that of the slowest rank that is not late: median over all steps.
-    A rank is compared with the other ranks of its pipeline stage. Its lateness is the excess over
-    their median that it reaches in 65 % of the steps.
-
-    On GPUs, the members of an all-reduce leave it together, so the late one spends the least time
-    in it. Durations alone bound the lateness. The cost is the lower bound, which is close to the
-    truth if ranks meet once per step, and far below it if they meet often (tensor parallelism,
-    FSDP). A rank counts as late by its lateness at a collective, as a share of the time that its
-    peers need up to there: buckets that wait for the one before hide part of the lateness at later
-    collectives.
-
-    ## How to fix
-    Look for work that this rank does alone: logging, evaluation, checkpoints, a larger share of the
-    batch. If there is none, compare its core or GPU with the others': clock, throttling, pinning, a
-    busy sibling. A trace of all ranks (`distprof capture --profile-ranks all`) shows the operators
-    that take longer.
-
-    ## When it is wrong
-    If a library polls for messages (MPI), waiting counts as computing. All ranks then seem to
-    compute equally long, and the rule misses a late one. On a busy machine, ranks that share a core
-    run slower, so the limit is higher there. On GPUs, the lower bound assumes that ranks run the
-    same program.
-
-    ## Sources
-    Linux kernel documentation, "Scheduler Statistics" (schedstat). Formula sheet, "Measured from
-    traces" (straggler).
     """
     step = step_log.step_ns
     if not step or len(stragglers.ranks) > 1:

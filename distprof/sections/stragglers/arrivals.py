@@ -27,7 +27,7 @@ from distprof.schema import ABSENT, Bools, Floats, Int64Array
 from distprof.sections.context import RankAnalysis
 from distprof.sections.matched import Members, RowIndex, by_size
 from distprof.sections.own_time import held_stages
-from distprof.terms import CollectiveKind
+from distprof.terms import MESSAGES, CollectiveKind
 from distprof.units import fold_ranks
 
 
@@ -212,8 +212,7 @@ class _Exposure:
 
 
 def _is_message(rank: Rank) -> Bools:
-    messages = [kind for kind in CollectiveKind if kind.is_point_to_point]
-    return np.isin(rank.collectives["kind"], messages)
+    return np.isin(rank.collectives["kind"], MESSAGES)
 
 
 class _Clocks:

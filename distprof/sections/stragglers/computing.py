@@ -112,10 +112,7 @@ def _factors(known: Sequence[KernelSteps]) -> Floats:
     }
     pairs = [(kernels, rows[kernels.names]) for kernels in known]
     # In case half of the ranks are slow, the lower median of their quartiles is usual.
-    of_ranks = _over_steps(pairs, "quartile_ns", 0)
-    ordered = np.sort(of_ranks, axis=0)  # NaN last
-    place = np.maximum((~np.isnan(of_ranks)).sum(axis=0) - 1, 0) // 2
-    usual_ns: Floats = np.take_along_axis(ordered, place[None], axis=0)[0]
+    usual_ns = _median(_over_steps(pairs, "quartile_ns", 0), 0, is_lower=True)
     usual_count = _median(_over_steps(pairs, "count", 0), 0)
     usual_blocks = _median(_over_steps(pairs, "blocks", ABSENT), 0)
     weight = _over_all(pairs)  # the same for all ranks, so more work does not weigh more
@@ -205,12 +202,12 @@ def number_near(values: Floats) -> Int64Array:
     return first(lambda off: off >= -EQUAL_COUNTS) - first(lambda off: off > EQUAL_COUNTS)
 
 
-def _median(values: Floats, axis: int) -> Floats:
-    """Median of the known values; NaN if there are none."""
-    known = ~np.isnan(values)
-    count = known.sum(axis=axis)
+def _median(values: Floats, axis: int, *, is_lower: bool = False) -> Floats:
+    """Median of the known values, of an even number the lower one if asked; NaN without any."""
+    count = (~np.isnan(values)).sum(axis=axis)
     ordered = np.sort(values, axis=axis)  # NaN last
-    low, high = np.maximum(count - 1, 0) // 2, np.maximum(count // 2, 0)
+    low = np.maximum(count - 1, 0) // 2
+    high = low if is_lower else count // 2
 
     def at(place: Int64Array) -> Floats:
         taken = np.take_along_axis(ordered, np.expand_dims(place, axis), axis=axis)

@@ -109,8 +109,8 @@ OTHER_COLLECTIVES = "other collectives"
 class TablePart(Record, frozen=True, kw_only=True):
     """Time of the device by what it does."""
 
-    # Kind of a collective, ``other collectives``, ``copies`` or ``computation``; ``not listed`` for
-    # rows that the table leaves out.
+    # Kind of a collective, ``other collectives``, or what the names of kernels say, such as
+    # ``attention``, else ``computation``; ``not listed`` for rows that the table leaves out.
     kind: str
     device_ns: int  # Sum of the kernels' durations. Kernels may run at the same time.
     ratio: float  # Share of all.
@@ -126,7 +126,8 @@ class TableRow(Record, frozen=True, kw_only=True):
     self_cpu_ns: int  # CPU time without operators inside.
     device_ns: int  # Time of its kernels and of those of operators inside.
     self_device_ns: int  # Time of its kernels.
-    kind: str = ""  # The part of the device's time that its kernels belong to.
+    # The part of the device's time that its kernels belong to; ``span`` if it only contains some.
+    kind: str = ""
 
 
 class OperatorTableResult(Result, frozen=True, kw_only=True):
@@ -150,3 +151,4 @@ class OperatorTableResult(Result, frozen=True, kw_only=True):
     sorted_by: str = ""
     # Actions that are profiled each alone, with their times in ns; the rows are of the first.
     actions: tuple[tuple[str, int], ...] = ()
+    second: OperatorTableResult | None = None  # The table after it; null without one.

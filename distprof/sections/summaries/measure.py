@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 from numpy.typing import NDArray
 
 from distprof.artefacts.record import shared_fields
+from distprof.bounds import table_beside
 from distprof.config import CommunicationConfig
 from distprof.ingest.communication import classifier_for
 from distprof.join.nccl import compared, summary_of
@@ -221,7 +224,13 @@ _FEWEST_SORTED = 5  # Fewer rows are in order by chance.
 _STEP = "ProfilerStep"
 _LOADER = "enumerate(DataLoader)"
 _OPERATORS = ("aten::", "autograd::", "c10d::", "nccl:", "record_param_comms", "Optimizer.", _STEP)
-_COPIES = ("Memcpy", "Memset")
+_KERNEL = re.compile(r"[<(]|::|(?i:kernel|gemm|mem(?:cpy|set)|nccl)|triton_|^Cijk_")
+_RANGES = (_STEP, "Call CompiledFxGraph", "Optimizer.", "nn.Module")
+_WORK = [
+    (what, re.compile(name))
+    for what, name in table_beside(__package__, "known.toml")["kernel"].items()
+]
+_ROUNDED = 1.02  # Sums of rounded times exceed their whole by no more.
 
 
 def analyze_scaling_table(run: Run) -> ScalingTableResult:
@@ -240,17 +249,21 @@ def analyze_scaling_table(run: Run) -> ScalingTableResult:
 def analyze_operator_table(run: Run) -> OperatorTableResult:
     """Time of the device by what it does, from a table of operators."""
     table = run.get(OperatorTable)
-    if table is None:
-        return OperatorTableResult()
+    return OperatorTableResult() if table is None else _of_table(table)
+
+
+def _of_table(table: OperatorTable) -> OperatorTableResult:
     spans = [row for row in table.operators if row.name.startswith(_STEP)]
     steps = [row for row in spans if row.cpu_ns] or spans
     num_steps = sum(row.num_calls for row in steps)
     loads = [row.cpu_ns for row in table.operators if row.name.startswith(_LOADER)]
-    parts = _parts(table) if table.device else ()
+    around = _ranges(table)
+    kernels = _kernels(table, around) if table.device else []
+    parts = _parts(kernels, table.self_device_ns or 0)
     order = sorted(
         (r for r in table.operators if r.cpu_ns or steps is spans or not r.name.startswith(_STEP)),
         key=lambda row: (
-            row.name.startswith(_STEP),
+            row.name.startswith(_STEP) or row in around,
             -row.self_device_ns,
             -row.device_ns,
             -row.self_cpu_ns,
@@ -267,12 +280,15 @@ def analyze_operator_table(run: Run) -> OperatorTableResult:
         loader_ns=sum(loads) // num_steps if loads and num_steps else None,
         parts=parts,
         rows=tuple(
-            TableRow(**shared_fields(TableRow, row) | {"kind": _kind(row)})
+            TableRow(
+                **shared_fields(TableRow, row) | {"kind": "span" if row in around else _kind(row)}
+            )
             for row in order[:MOST_ROWS]
         ),
         num_rows=len(table.operators),
         sorted_by=_sorted_by(table),
         actions=table.actions,
+        second=_of_table(table.second) if table.second else None,
         unavailable=table.notes,
     )
 
@@ -288,13 +304,32 @@ def _sorted_by(table: OperatorTable) -> str:
     return ""
 
 
-def _parts(table: OperatorTable) -> tuple[TablePart, ...]:
-    """Parts of the device's time. Operators repeat the time of kernels that have rows."""
-    busy = [row for row in table.operators if row.self_device_ns > 0]
+def _ranges(table: OperatorTable) -> set[TableOperator]:
+    """Rows of the device that are spans of time around kernels, of which tables have rows too."""
+    alone = [row for row in table.operators if row.self_device_ns and not row.cpu_ns]
+    alone = sorted((r for r in alone if not r.self_cpu_ns), key=lambda row: -row.self_device_ns)
+    host = {r.name for r in table.operators if r.cpu_ns and not r.self_device_ns}
+    around = {row for row in alone if row.name.startswith(_RANGES) or row.name in host}
+    listed = sum(row.self_device_ns for row in alone) - sum(r.self_device_ns for r in around)
+    for row in alone:
+        is_more = listed > _ROUNDED * (table.self_device_ns or listed)
+        if is_more and row not in around and not _KERNEL.search(row.name):
+            around.add(row)
+            listed -= row.self_device_ns
+    return around
+
+
+def _kernels(table: OperatorTable, around: set[TableOperator]) -> list[TableOperator]:
+    """Rows whose times on the device can be added: operators repeat those of their kernels."""
+    busy = [row for row in table.operators if row.self_device_ns > 0 and row not in around]
     busy = [row for row in busy if not row.name.startswith(_STEP)]
     kernels = [row for row in busy if not row.name.startswith(_OPERATORS)]
-    if 4 * sum(row.self_device_ns for row in kernels) < sum(row.self_device_ns for row in busy):
-        kernels = busy  # most kernels have no row
+    is_most = 4 * sum(row.self_device_ns for row in kernels) >= sum(r.self_device_ns for r in busy)
+    return kernels if is_most else busy
+
+
+def _parts(kernels: list[TableOperator], whole: int) -> tuple[TablePart, ...]:
+    """Parts of the device's time, longest first, and the part without rows."""
     ns: dict[str, int] = {}
     calls: dict[str, int] = {}
     for row in kernels:
@@ -302,7 +337,7 @@ def _parts(table: OperatorTable) -> tuple[TablePart, ...]:
         ns[kind] = ns.get(kind, 0) + row.self_device_ns
         calls[kind] = calls.get(kind, 0) + row.num_calls
     listed = sum(ns.values())
-    total = max(table.self_device_ns or 0, listed)
+    total = max(whole, listed)
     if total > listed:
         ns["not listed"] = total - listed
     order = sorted(ns, key=lambda kind: -ns[kind])
@@ -317,4 +352,4 @@ def _kind(row: TableOperator) -> str:
         return row.kind.label
     if classifier_for(CommunicationConfig()).verdict(row.name).is_communication:
         return OTHER_COLLECTIVES
-    return "copies" if row.name.startswith(_COPIES) else "computation"
+    return next((what for what, name in _WORK if name.search(row.name)), "computation")

@@ -17,6 +17,7 @@ from distprof.sections.summaries import (
     InputReadinessResult,
     OperatorTableResult,
     ScalingTableResult,
+    TablePart,
     TableRow,
 )
 from distprof.sections.table import (
@@ -179,12 +180,11 @@ _NEARLY = 0.8
 MIN_NAMED_RATIO, MIN_LAUNCH_RATIO = 0.08, 0.05
 """Share of the CPU's time from which a name, and launches of kernels, are worth a sentence."""
 
+_STEP = "ProfilerStep"
 _LAUNCHING, _WAITING = "launching kernels", "waiting for the GPU"
 _FEW_CALLS, _COLD_CALLS = 2, 10
 _MANY_CALLS, _SHORT_NS, _SPAN_NS = 10_000, 5_000, 100_000
 """Kernels or copies this short, or with so little CPU time each, wait for their launches."""
-
-_COPIES = re.compile(r"aten::(?:copy_|to|_to_copy|clone|contiguous)")
 
 _FOLDERS = re.compile(r"^\S{0,250}site-packages[/\\]|^(?:[A-Z]:)?[/\\]\S{0,250}[/\\](?=\S+:\d+\()")
 
@@ -200,7 +200,7 @@ def summaries_verdict(report: Report) -> VerdictText:
         *_collectives(report.collective_summary),
         *_input(report.input_readiness),
         *scaling_lines(report.scaling_table),
-        *_operators(report.operator_table),
+        *_with_second(report.operator_table),
         *report.operator_table.unavailable,
     ]
     return lines[0], tuple(lines[1:])
@@ -386,7 +386,7 @@ def _known_work(result: OperatorTableResult) -> list[str]:
         for what, known in _TABLE["work"].items()
     }
     spent = {what: min(ns, total) for what, ns in spent.items()}
-    outside = [row.self_cpu_ns for row in rows if row.name.startswith("ProfilerStep")]
+    outside = [row.self_cpu_ns for row in rows if row.name.startswith(_STEP)]
     spent["Python code outside of operators"] = sum(outside)
     for row in rows:
         calls_others = re.search(r":\d{1,6}\(", row.name) and row.cpu_ns > 2 * row.self_cpu_ns
@@ -428,22 +428,23 @@ def _of_action(result: OperatorTableResult) -> list[str]:
 def _by_name(result: OperatorTableResult) -> dict[str, int]:
     """CPU time by name, with what it calls, ns; some tables have a row for each call."""
     each: dict[str, int] = {}
+    is_counted = any(row.num_calls for row in result.rows)
     for row in result.rows:
         name, before = _named(row), each.get(_named(row), 0)
-        each[name] = before + row.cpu_ns if row.num_calls else max(before, row.cpu_ns)
+        each[name] = before + row.cpu_ns if is_counted else max(before, row.cpu_ns)
     return each
 
 
 def _of_the_top(result: OperatorTableResult) -> list[str]:
     """What the first rows of a sorted table and its longest name say, without most of the rows."""
     field, cpu_ns = result.sorted_by, result.self_cpu_ns or 0
+    said = []
     chip, whole = ("GPU", result.self_device_ns or 0) if "device" in field else ("CPU", cpu_ns)
     rows = [row for row in result.rows if field and getattr(row, field) < _NEARLY * whole]
     top = max(rows, key=lambda row: getattr(row, field), default=None)
-    each = (one for one in _by_name(result).items() if not one[0].startswith("ProfilerStep"))
+    each = (one for one in _by_name(result).items() if not one[0].startswith(_STEP))
     known = {name: ns for name, ns in each if ns < _NEARLY * cpu_ns}
     name = max(known, key=lambda one: known[one], default="")
-    said = []
     if top:
         what = _named(top) + " itself" * field.startswith("self")
         share = _share(getattr(top, field), whole)
@@ -453,7 +454,22 @@ def _of_the_top(result: OperatorTableResult) -> list[str]:
         who = f"{name} and what it calls take" if calls == 1 else f"{calls} rows of {name} take"
         said.append(f"{who} {_share(known[name], cpu_ns)} on the CPU.")
         said += [_TABLE["say"][_WAITING]] * bool(re.search(_TABLE["work"][_WAITING], name))
-    return said + _launches(result)
+    return said + _launches(result) or _largest_shown(result)
+
+
+def _largest_shown(result: OperatorTableResult) -> list[str]:
+    """The row with the largest known share of the GPU's or the CPU's own time, if notable."""
+    rows = [row for row in result.rows if row.kind != "span" and not row.name.startswith(_STEP)]
+    known = {"self_cpu_ns": result.self_cpu_ns or 0}
+    if result.has_device_total:
+        known["self_device_ns"] = result.self_device_ns or 0
+    shares = [(getattr(r, at) / of, at, r) for r in rows for at, of in known.items() if of]
+    ratio, at, top = max(shares, key=lambda one: one[0], default=(0.0, "", None))
+    if not top or not MIN_NAMED_RATIO <= ratio <= 1:
+        return []
+    chip, spent = _chip(result) if "device" in at else "CPU", getattr(top, at)
+    share = f"{_share(spent, known[at])}{_described(top, spent)}"
+    return [_say("longest shown", name=_named(top), chip=chip, share=share), *_advised(top)]
 
 
 def _launches(result: OperatorTableResult) -> list[str]:
@@ -488,7 +504,7 @@ def _advice(what: str, result: OperatorTableResult) -> list[str]:
 
 def _of_step(result: OperatorTableResult) -> list[str]:
     """How much of a step the GPU works at most, of a table without own times of the GPU."""
-    steps = [row for row in result.rows if row.name.startswith("ProfilerStep") and row.num_calls]
+    steps = [row for row in result.rows if row.name.startswith(_STEP) and row.num_calls]
     busy = sum(row.device_ns for row in steps) / (sum(row.num_calls for row in steps) or 1)
     if not busy or not result.step_ns or busy >= MIN_STEP_BUSY_RATIO * result.step_ns:
         return []
@@ -538,7 +554,9 @@ def _cpu_rows(result: OperatorTableResult) -> list[str]:
     is_own = any(row.self_cpu_ns for row in result.rows)
     what, field = "CPU", "self_cpu_ns" if is_own else "cpu_ns"
     on_gpu, on_cpu = (sum(getattr(r, f"{p}_ns") for r in result.rows) for p in ("device", "cpu"))
-    if on_gpu > _LITTLE * on_cpu:
+    longest = max(max(row.cpu_ns, row.device_ns) for row in result.rows)
+    is_known = result.self_device_ns or longest >= _LITTLE * (result.self_cpu_ns or 0)
+    if on_gpu > _LITTLE * on_cpu and is_known:
         what, field = "GPU", "device_ns"
         lacks = "The table has only GPU times that include what an operator calls."
     rows = sorted(result.rows, key=lambda row: -getattr(row, field))
@@ -549,7 +567,7 @@ def _cpu_rows(result: OperatorTableResult) -> list[str]:
         known = known or _of_the_top(result)
         known = [*known, _cut(what, shown, is_known=bool(known))]
     elif field != "self_cpu_ns" and len(rows) >= _FEWEST_ROWS:
-        calls = [row for row in rows if not row.name.startswith("ProfilerStep")]
+        calls = [row for row in rows if not row.name.startswith(_STEP)]
         known = [*known, *_with_calls(calls or rows, field, what)]
     elif whole and not known and len(rows) >= _FEWEST_ROWS:
         share = _share(rows[0].self_cpu_ns, whole)
@@ -599,6 +617,25 @@ def _busy_ratio(result: OperatorTableResult) -> float | None:
     return max(around, default=0) / cpu_ns or None
 
 
+def _with_second(result: OperatorTableResult) -> list[str]:
+    """What a table says, and the one after it; first how their times differ, if that is known."""
+    said, second = _operators(result), result.second
+    spans = [r for r in result.rows if r.kind == "span" and not r.name.startswith(_STEP)]
+    if spans:
+        said.append(_say("spans", rows=_longest(spans, "self_device_ns")))
+    if second is None:
+        return said
+    there = f"The second table: {' '.join(_operators(second)[:2])}"
+    devices = [(t.self_device_ns or 0) * t.has_device_total for t in (result, second)]
+    chip = "GPU" if all(devices) else "CPU"
+    wholes = devices if all(devices) else [t.self_cpu_ns or 0 for t in (result, second)]
+    if not all(wholes):
+        return [said[0], there, *said[1:]]
+    kind = "longer there" if wholes[1] > wholes[0] else "shorter there"
+    most, least = max(wholes), min(wholes)
+    return [_say(kind, chip=chip, most=most, least=least, ratio=most / least), *said, there]
+
+
 def _operators(result: OperatorTableResult) -> list[str]:
     if not result.num_rows:
         return []
@@ -616,17 +653,10 @@ def _operators(result: OperatorTableResult) -> list[str]:
     first = next((part for part in result.parts if part.num_calls is not None), None)
     if first is None:
         return [*_of_step(result), *lead, *_cpu_rows(result), *steps]
-    chip = "GPU" if result.device in ("", "CUDA", "device") else result.device
-    own = (row for row in result.rows if row.kind in ("", first.kind))
-    top, whole = next(own, result.rows[0]), result.self_device_ns or 0
-    name, spent, alone = first.kind.capitalize(), first.device_ns, ""
-    is_share = len(result.rows) > 1 or top.self_device_ns < whole
-    if is_share and 2 * top.self_device_ns >= whole and first.kind == "computation":
-        what = " (copies and casts)" if _COPIES.fullmatch(top.name) else ""
-        name, spent = f"{_named(top)}{what}", top.self_device_ns
-    elif len(result.rows) > 1 and top.self_device_ns >= MIN_WORK_RATIO * whole:
-        time = format_duration(top.self_device_ns)
-        alone = f", of which {_named(top)} takes {time}"
+    chip = _chip(result)
+    if len(result.rows) < _FEWEST_ROWS and not result.has_device_total:
+        longest = _longest(result.rows, "self_device_ns")
+        return [*lead, f"{_TABLE['say']['few rows']} Most {chip} time: {longest}.", *steps]
     listed = sum(part.ratio for part in result.parts if part.num_calls is not None)
     shown = _shown_of_cpu(result)
     if shown < MIN_LISTED_RATIO or listed < MIN_LISTED_RATIO:
@@ -634,8 +664,37 @@ def _operators(result: OperatorTableResult) -> list[str]:
         known = lead or _known_work(result)
         sorted_out = [] if known else _of_the_top(result)
         return [*known, *sorted_out, _cut(*cut, is_known=bool(sorted_out)), *steps]
-    most = _say("most", name=name, chip=chip, share=_share(spent, whole), alone=alone)
-    return [*lead, most, *_of_top(top), *steps]
+    return [*lead, *_most(result, first), *steps]
+
+
+def _most(result: OperatorTableResult, first: TablePart) -> list[str]:
+    """What takes the device most: a row, or kernels that do the same."""
+    chip, whole, spent = _chip(result), result.self_device_ns or 0, first.device_ns
+    top = next((row for row in result.rows if row.kind == first.kind), result.rows[0])
+    is_most, is_named = 2 * top.self_device_ns >= whole, first.kind in _TABLE["kernel"]
+    if (is_most and is_named) or first.kind == "computation":  # of names that say nothing
+        spent = top.self_device_ns
+        kind, share = "most" if is_most else "longest shown", _share(spent, whole)
+        said = _say(kind, name=_named(top), chip=chip, share=share + _described(top, spent))
+        return [said, *_of_top(top)]
+    is_part = len(result.rows) > 1 and spent > top.self_device_ns >= MIN_WORK_RATIO * whole
+    each = f", of which {_named(top)} takes {format_duration(top.self_device_ns)}" * is_part
+    most = "Most" if 2 * spent >= whole else "The largest part"
+    share = _share(spent, whole) + each
+    said = _say("most of a kind", most=most, name=first.kind, chip=chip, share=share)
+    return [said, *_of_top(top)]
+
+
+def _chip(result: OperatorTableResult) -> str:
+    return "GPU" if result.device in ("", "CUDA", "device") else result.device
+
+
+def _described(row: TableRow, spent: int) -> str:
+    """What a row does by its name, in how many calls."""
+    what = row.kind if row.kind != "computation" else ""
+    if row.num_calls > 1:
+        what += f" in {row.num_calls:,} calls of {format_duration(spent / row.num_calls)}"
+    return what and f", {what.strip()}"
 
 
 def _advised(top: TableRow) -> list[str]:
@@ -658,4 +717,5 @@ def _of_top(top: TableRow) -> list[str]:
 def _cut(chip: str, listed: float, *, is_known: bool = False) -> str:
     """What a table without most of its rows leaves open: all, unless one of them says enough."""
     left = min(1 - listed, 0.999)  # never rounded to all
-    return _say("cut, but known" if is_known else "cut", chip=chip, ratio=listed, left=left)
+    kind, by = "cut, but known" if is_known else "cut", "cpu" if chip == "CPU" else "cuda"
+    return _say(kind, chip=chip, ratio=listed, left=left, by=by)

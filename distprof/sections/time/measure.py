@@ -37,7 +37,7 @@ from distprof.sections.time import (
     StepTimeResult,
     WaterfallResult,
 )
-from distprof.terms import ActivityKind, CollectiveKind, StepSource
+from distprof.terms import MESSAGES, ActivityKind, StepSource
 
 
 def rank_timeline(activity: Table) -> Timeline:
@@ -200,8 +200,6 @@ def _add_up(rank: int, steps: Sequence[StepBreakdown]) -> RankBreakdown:
 
 # The lost-time waterfall: a step as an exact sum of its causes -----------------------------------
 
-_POINT_TO_POINT = tuple(int(kind) for kind in CollectiveKind if kind.is_point_to_point)
-
 
 def waits_of(collectives: Table, wait_end_ns: Int64Array) -> Intervals:
     """Part of each row before the last member started; empty if the row's member was the last."""
@@ -267,7 +265,7 @@ def split_exposed(
     exposed: Intervals, collectives: Table, wait_end_ns: Int64Array
 ) -> tuple[Intervals, Intervals, Intervals, Intervals]:
     """Disjoint sets that make up ``exposed``: wait, point-to-point wait, transfer, unsplit."""
-    is_p2p = np.isin(collectives["kind"], _POINT_TO_POINT)
+    is_p2p = np.isin(collectives["kind"], MESSAGES)
     waits = waits_of(collectives, wait_end_ns)
     matched = union_where(intervals_of(collectives), wait_end_ns != ABSENT)
     wait = intersect(exposed, union_where(waits, ~is_p2p))

@@ -28,7 +28,7 @@ from distprof.sections.parts import (
 from distprof.sections.shares import has_all_members, unrecorded
 from distprof.sections.stragglers.show import culprits, wait_words
 from distprof.sections.table import Bar, Cell, Column, TableView, folded_ranks
-from distprof.terms import CollectiveKind, MeshAxis
+from distprof.terms import MeshAxis
 from distprof.units import fold_ranks, format_duration, format_parts, format_ratio
 
 if TYPE_CHECKING:
@@ -118,8 +118,7 @@ def _words_on(report: Report, key: str) -> tuple[str, str]:
 
 
 def _axes_of_messages(report: Report) -> set[str | None]:
-    kinds = {kind.label for kind in CollectiveKind if kind.is_point_to_point}
-    return {record.axis for record in report.collectives.classes if record.kind in kinds}
+    return {record.axis for record in report.collectives.classes if record.is_message}
 
 
 def waterfall_table(report: Report, *, show_all: bool) -> TableView | None:

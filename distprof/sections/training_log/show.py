@@ -11,7 +11,7 @@ from distprof.bounds import table_beside
 from distprof.escape import MAX_HEADLINE
 from distprof.ingest.training_logs.grammar import AGAIN, OF_THE_JOB, RUN, TYPED, USE
 from distprof.sections.base import VerdictText
-from distprof.sections.nccl.show import jobs_fact, nccl_verdict
+from distprof.sections.nccl.show import jobs_fact, nccl_verdict, told
 from distprof.sections.parts import is_recorded
 from distprof.sections.summaries.show import scaling_lines
 from distprof.sections.table import Bar, Column, TableView, counted, facts_table, rows_table
@@ -31,6 +31,9 @@ MOST_PARTS = 4
 
 _FEW_REPORTS, _FAR_LONGER = 3, 10
 """Up to this many reports, someone chose them one by one."""
+
+LONG_REDUCTION = 0.15
+"""Share of an iteration from which the gradients' reduction is a finding."""
 
 _SKEWED = 1.5  # Ratio of the mean to the median
 
@@ -64,7 +67,7 @@ def training_verdict(report: Report) -> VerdictText:
         *undecided,
         *(_waiting(log), _reducing(log), _advice(log), _input_sentence(log), slower_sentence(log)),
         *(_slow_sentence(log), f"Throughput: {rates}." if (rates := rate_text(log)) else ""),
-        *(nccl_line, _left_out(log)),
+        *(nccl_line, *(told(report.nccl, "connections") if nccl_line else ()), _left_out(log)),
         *(note for note in log.unavailable if note.startswith(_TOLD[: -1 if is_short else None])),
     )
     reasons = tuple(dict.fromkeys(each for each in why if each and each not in line))
@@ -261,26 +264,30 @@ def _waiting(log: TrainingLogResult) -> str:
     return f"Timers that include waiting for other stages: {', '.join(parts)}."
 
 
-def _reducing(log: TrainingLogResult) -> str:
-    """The timer of the gradients' reduction, if the program waits for it."""
+def reduction(log: TrainingLogResult) -> tuple[TrainingTimer | None, float, str]:
+    """The timer of the gradients' reduction, its share, and of what; no timer without a share."""
     _, whole = _phase_times(log)
     of = _what(log).lower() if whole == log.mean_ns else _PHASES_ALONE
-    for timer in (one for one in log.timers if one.name in _TABLE["reductions"]):
-        ratio = timer.mean_ns / whole if whole else 0.0
-        if ratio >= MIN_IDLE_RATIO or log.origin == "DeepSpeed":
-            return (
-                f"The reduction of gradients ({timer.name}) takes "
-                f"{format_duration(timer.mean_ns)}, {format_ratio(ratio)} of {of}."
-            )
-    return ""
+    timer = next((one for one in log.timers if one.name in _TABLE["reductions"] and whole), None)
+    return timer, timer.mean_ns / whole if timer else 0.0, of
+
+
+def _reducing(log: TrainingLogResult) -> str:
+    """The gradients' reduction, if the program waits for it; a long one is a finding."""
+    timer, ratio, of = reduction(log)
+    least = 0.0 if log.origin == "DeepSpeed" else MIN_IDLE_RATIO
+    if timer is None or not least <= ratio < LONG_REDUCTION:
+        return ""
+    return (
+        f"The reduction of gradients ({timer.name}) takes "
+        f"{format_duration(timer.mean_ns)}, {format_ratio(ratio)} of {of}."
+    )
 
 
 def _advice(log: TrainingLogResult) -> str:
     """What to do about a phase that takes most of the time; empty if none does."""
-    _, whole = _phase_times(log)
     shares = _shares(log)
-    for timer in (one for one in log.timers if one.name in _TABLE["reductions"] and whole):
-        shares["reduction of gradients"] = timer.mean_ns / whole
+    if reduction(log)[0]:
         shares["backward"] = 0.0  # It contains the reduction, which says more.
     most = max(_ADVICE, key=lambda phase: shares.get(phase, 0.0))
     least = _MOST_OF_BACKWARD if most == "backward" else _MOST_OF_IT

@@ -16,7 +16,7 @@ import numpy as np
 from distprof.schema import Bools, Floats, Int64Array
 from distprof.sections.own_time import over_peers
 from distprof.sections.whatif.trace_graph import TraceGraph
-from distprof.terms import CollectiveKind, MeshAxis
+from distprof.terms import MESSAGES, CollectiveKind, MeshAxis
 
 OUTSIDE = -1
 
@@ -86,10 +86,9 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True):
         low = np.searchsorted(graph.issued_segment, graph.opens)
         high = np.searchsorted(graph.issued_segment, graph.closes)
         groups: dict[tuple[object, ...], list[int]] = {}
-        messages = [int(kind) for kind in CollectiveKind if kind.is_point_to_point]
         for position, rank in enumerate(graph.ranks):
             kinds = graph.issued_kind[low[position, 0] : high[position, 0]]
-            exchanged = tuple(int((kinds == kind).sum()) for kind in messages)
+            exchanged = tuple(int((kinds == kind).sum()) for kind in MESSAGES)
             groups.setdefault((stages[rank], exchanged), []).append(position)
         peers = tuple(map(tuple, groups.values()))
         program = (

@@ -37,29 +37,6 @@ def unexplained_loss(
 ) -> Iterator[Draft]:
     """A change that can be made, such as ranks that keep up with each other, would shorten the
     simulated step by 5 % or more, and no other finding names it.
-
-    ## Why it costs time
-    The step takes that much longer than it could. The other rules look for known causes; this one
-    makes sure that a large loss without a known cause is not left out.
-
-    ## Evidence needed
-    A recording whose simulated step is within 10 % of the measured one.
-
-    ## How the cost is computed
-    The simulated step with the repairs of all findings above it, less the same step with this
-    change as well. The finding is *modelled*. The report leaves it out if less than the limit
-    remains.
-
-    ## How to fix
-    The finding says which change was simulated. Look at the step in a trace viewer with that change
-    in mind: which rank, which stage or which operation would move?
-
-    ## When it is wrong
-    The simulation keeps the order of operations. A change that also moves work between steps, or
-    that costs time elsewhere, recovers less.
-
-    ## Sources
-    Formula sheet, "What-if".
     """
     step = whatif.replayed_ns
     if whatif.source != "traces" or not step:

@@ -20,20 +20,8 @@ from distprof.documents.html.blocks import (
 )
 from distprof.documents.html.picture import pictures_figure
 from distprof.units import format_duration
+from distprof.verbs import part_of
 from distprof.verbs.compare import Comparison, PartChange, StepChange
-from distprof.verbs.compare.show import PARTS
-
-KINDS = {
-    "computation": "computation",
-    "exposed_transfer": "exposed_transfer",
-    "exposed_wait": "exposed_wait",
-    "bubble": "bubble",
-    "unsplit_comm": "exposed_comm_unsplit",
-    "host": "idle",
-    "input": "input",
-    "copy": "exposed_copy",
-}
-"""Colours and hatching in the style sheet by part of the step; ``other`` for the rest."""
 
 _MARGIN = 0.08
 """Share of the width that stays free on either side of the medians."""
@@ -59,16 +47,16 @@ def pair_figure(parts: Sequence[PartChange]) -> Markup:
         return EMPTY
     lines = [_step_row(name, each, most) for name, each in sums.items()]
     used = [part.part for part in parts if part.first_ns or part.second_ns]
-    named = legend([(f"k-{KINDS.get(key, 'other')}", PARTS.get(key, key)) for key in used])
+    named = legend([(f"k-{part_of(key).kind}", part_of(key).name) for key in used])
     caption = "Mean traced step of both runs by part, on one scale"
     return captioned(caption, rows(lines), named)
 
 
 def _step_row(name: str, parts: Sequence[tuple[str, int]], most: int) -> Markup:
     length = format_duration(sum(ns for _, ns in parts))
-    texts = [f"{PARTS.get(key, key)} {format_duration(ns)}" for key, ns in parts]
+    texts = [f"{part_of(key).name} {format_duration(ns)}" for key, ns in parts]
     pieces = [
-        Segment(kind=KINDS.get(key, "other"), ratio=max(ns, 0) / most, title=text)
+        Segment(kind=part_of(key).kind, ratio=max(ns, 0) / most, title=text)
         for (key, ns), text in zip(parts, texts, strict=True)
     ]
     return row(name, bar(pieces, label=f"{name}: {length}: {', '.join(texts)}"), length)
@@ -76,7 +64,7 @@ def _step_row(name: str, parts: Sequence[tuple[str, int]], most: int) -> Markup:
 
 def change_figure(found: Sequence[tuple[str, int]]) -> Markup:
     """The change of each part of the step (key, ns), one after another; empty if none changed."""
-    changed = [(PARTS.get(key, key), ns) for key, ns in found if ns]
+    changed = [(part_of(key).name, ns) for key, ns in found if ns]
     if not changed:
         return EMPTY
     caption = (

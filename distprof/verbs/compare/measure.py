@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from distprof.artefacts.summary_file import StepParts, SummaryFile, compared, differences, unlike
+from distprof.rules.base import Finding
 from distprof.sections.collectives import CollectiveClass, CollectivesResult
 from distprof.sections.computation import ComputationResult
 from distprof.sections.kernels import KernelRow, KernelsResult
@@ -47,11 +48,33 @@ def compare_kernels(
     )
     folded = [any(row.kind == _REST for row in table.kernels) for table in (first, second)]
     changes = []
-    for key in dict.fromkeys((*mine, *theirs)):
-        one, other = mine.get(key), theirs.get(key)
+    for kind, name in dict.fromkeys((*mine, *theirs)):
+        one, other = mine.get((kind, name)), theirs.get((kind, name))
         unlisted = (one is None and folded[0]) or (other is None and folded[1])
-        changes.append(_change(key, one, other, windows, unlisted=unlisted))
+        first_ns, first_count, first_median_ns = _per_window(one, windows[0])
+        second_ns, second_count, second_median_ns = _per_window(other, windows[1])
+        changes.append(
+            KernelChange(
+                name=name,
+                kind=kind,
+                state="unlisted" if unlisted else state_of(first_ns, second_ns),
+                first_ns=first_ns,
+                second_ns=second_ns,
+                first_count=first_count,
+                second_count=second_count,
+                first_median_ns=first_median_ns,
+                second_median_ns=second_median_ns,
+                change_ns=0 if unlisted else (second_ns or 0) - (first_ns or 0),
+            )
+        )
     return tuple(sorted(changes, key=lambda change: (-abs(change.change_ns), change.name)))
+
+
+def _per_window(row: KernelRow | None, windows: int) -> tuple[int | None, float | None, int | None]:
+    """Time and count per rank and step, and the median; None for a kernel that is not there."""
+    if row is None:
+        return None, None, None
+    return row.total_ns // max(1, windows), row.count / max(1, windows), row.median_ns
 
 
 def common_kernels(first: KernelsResult, second: KernelsResult) -> float | None:
@@ -78,31 +101,6 @@ def state_of(first_ns: float | None, second_ns: float | None) -> State:
     if abs(second_ns - first_ns) <= ALIKE_RATIO * first_ns:
         return "alike"
     return "slower" if second_ns > first_ns else "faster"
-
-
-def _change(
-    key: tuple[str, str],
-    mine: KernelRow | None,
-    theirs: KernelRow | None,
-    windows: tuple[int, int],
-    *,
-    unlisted: bool,
-) -> KernelChange:
-    kind, name = key
-    first_ns = mine.total_ns // max(1, windows[0]) if mine else None
-    second_ns = theirs.total_ns // max(1, windows[1]) if theirs else None
-    return KernelChange(
-        name=name,
-        kind=kind,
-        state="unlisted" if unlisted else state_of(first_ns, second_ns),
-        first_ns=first_ns,
-        second_ns=second_ns,
-        first_count=mine.count / max(1, windows[0]) if mine else None,
-        second_count=theirs.count / max(1, windows[1]) if theirs else None,
-        first_median_ns=mine.median_ns if mine else None,
-        second_median_ns=theirs.median_ns if theirs else None,
-        change_ns=0 if unlisted else (second_ns or 0) - (first_ns or 0),
-    )
 
 
 # Collectives whose exposed time grew or shrank, and those that appeared or disappeared ------------
@@ -226,11 +224,18 @@ def median_interval(values: Sequence[int]) -> tuple[int, int] | None:
     return ordered[place], ordered[-1 - place]
 
 
-def part_changes(first: StepParts, second: StepParts) -> tuple[tuple[str, int, int, int], ...]:
-    """Each part: time in the first step, in the second, and the change. Changes add up exactly."""
+def part_changes(first: StepParts | None, second: StepParts | None) -> tuple[PartChange, ...]:
+    """The change of each part, which add up exactly; empty if a run has no parts."""
+    if first is None or second is None:
+        return ()
     names = [name for name in StepParts.__struct_fields__ if name != "span_ns"]
-    times = ((name, getattr(first, name), getattr(second, name)) for name in names)
-    return tuple((name.removesuffix("_ns"), a, b, b - a) for name, a, b in times)
+    times = {
+        name.removesuffix("_ns"): (getattr(first, name), getattr(second, name)) for name in names
+    }
+    return tuple(
+        PartChange(part=part, first_ns=mine, second_ns=theirs, change_ns=theirs - mine)
+        for part, (mine, theirs) in times.items()
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -279,20 +284,12 @@ def _trend(first: Sequence[int], second: Sequence[int], change: int | None) -> T
 def _num_apart(first: Sequence[int], second: Sequence[int], change: int | None) -> int:
     if not change:
         return 0
-    if change > 0:
-        return sum(ns > max(first) for ns in second)
-    return sum(ns < min(first) for ns in second)
+    sign = 1 if change > 0 else -1
+    last = max(sign * ns for ns in first)
+    return sum(sign * ns > last for ns in second)
 
 
 # The comparison: step time, its parts, kernels, collectives, findings, environment ---------------
-
-
-class FoundProblem(msgspec.Struct, frozen=True):
-    """Findings of a rule: its code, its name, and the cost of each finding."""
-
-    code: str
-    name: str
-    cost_ns_per_step: int | None
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
@@ -303,7 +300,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     num_windows: int  # Ranks times steps that the kernel table sums over.
     collectives: CollectivesResult  # Its classes of collectives.
     computation: ComputationResult = ComputationResult()  # Its operators.
-    problems: tuple[FoundProblem, ...] = ()  # Its findings, with the code of their rule.
+    problems: tuple[Finding, ...] = ()  # Its findings.
     picture: StepPicture = StepPicture()  # Its step, drawn.
 
 
@@ -327,7 +324,7 @@ def compare(first: Side, second: Side) -> Comparison:
             for one in found
         ),
         step=compare_steps(steps[0], steps[1]),
-        parts=_parts(first.summary, second.summary),
+        parts=part_changes(first.summary.parts, second.summary.parts),
         kernels=compare_kernels(first.kernels, second.kernels, windows),
         operators=compare_operators(
             (first.computation, first.summary.parts), (second.computation, second.summary.parts)
@@ -369,18 +366,7 @@ def _run(summary: SummaryFile, steps: Sequence[int], *, is_mixed: bool) -> Compa
     )
 
 
-def _parts(first: SummaryFile, second: SummaryFile) -> tuple[PartChange, ...]:
-    if first.parts is None or second.parts is None:
-        return ()
-    return tuple(
-        PartChange(part=part, first_ns=mine, second_ns=theirs, change_ns=change)
-        for part, mine, theirs, change in part_changes(first.parts, second.parts)
-    )
-
-
-def _findings(
-    first: Sequence[FoundProblem], second: Sequence[FoundProblem]
-) -> tuple[FindingChange, ...]:
+def _findings(first: Sequence[Finding], second: Sequence[Finding]) -> tuple[FindingChange, ...]:
     """Findings by rule: new, common, then gone, each group with the most expensive first."""
     costs = _costs(first), _costs(second)
     names = {problem.code: problem.name for problem in (*first, *second)}
@@ -403,7 +389,7 @@ def _findings(
     return tuple(sorted(changes, key=rank))
 
 
-def _costs(problems: Sequence[FoundProblem]) -> dict[str, int | None]:
+def _costs(problems: Sequence[Finding]) -> dict[str, int | None]:
     """Cost by rule: that of its most expensive finding, because findings of a rule may overlap."""
     costs: dict[str, int | None] = {}
     for problem in problems:

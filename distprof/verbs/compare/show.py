@@ -10,8 +10,9 @@ from distprof.documents.page import Page
 from distprof.documents.saved import Report
 from distprof.escape import fitting, headed, shorten
 from distprof.formats import RenderOptions
-from distprof.sections.table import Column, TableView, counted, present, rows_table
+from distprof.sections.table import Column, TableView, counted, first_rows, present, rows_table
 from distprof.units import capitalized, format_bytes, format_duration, format_ratio, signed
+from distprof.verbs import part_of
 from distprof.verbs.compare import (
     COMPARISON_SCHEMA,
     ComparedRun,
@@ -22,24 +23,11 @@ from distprof.verbs.compare import (
     PartChange,
     StepChange,
 )
-from distprof.verbs.compare.measure import ALIKE_RATIO, FoundProblem, Side, compare, state_of
+from distprof.verbs.compare.measure import ALIKE_RATIO, Side, compare, state_of
 from distprof.verbs.summaries import summarize_report
 
 _FEW = 8
 _LEAST_RATIO = 0.001  # share of the step: short tables omit smaller changes
-
-PARTS = {
-    "computation": "computation",
-    "exposed_transfer": "exposed transfer",
-    "exposed_wait": "waiting for late ranks",
-    "bubble": "pipeline bubble",
-    "unsplit_comm": "exposed communication",
-    "host": "idle: host",
-    "input": "idle: input",
-    "copy": "exposed copies",
-    "other": "other",
-}
-"""Names of the parts of a step in reports."""
 
 
 def comparison_verdict(comparison: Comparison) -> tuple[str, str]:
@@ -135,7 +123,7 @@ def _main_cause(comparison: Comparison) -> str:
     rest = f" of {signed(whole)}"
     if abs(most.change_ns) > abs(whole):
         rest = f", other parts for {signed(whole - most.change_ns)}"
-    return f"{PARTS.get(most.part, most.part)} accounts for {signed(most.change_ns)}{rest}"
+    return f"{part_of(most.part).name} accounts for {signed(most.change_ns)}{rest}"
 
 
 def _traced_change(comparison: Comparison) -> str:
@@ -353,9 +341,7 @@ def _changes_table(
     title: str, columns: Sequence[Column], rows: Sequence[object], *, caption: str, show_all: bool
 ) -> TableView | None:
     """The largest changes."""
-    shown = rows if show_all else rows[:_FEW]
-    more = len(rows) - len(shown)
-    notes = (f"and {more} more: --all",) if more else ()
+    shown, notes = first_rows(rows, _FEW, show_all=show_all, note="and {}: --all")
     return rows_table(title, columns, shown, caption=caption, notes=notes)
 
 
@@ -368,7 +354,7 @@ def _parts_table(parts: Sequence[PartChange]) -> TableView | None:
     return rows_table(
         "Where the difference is",
         (
-            Column("part", lambda part: PARTS.get(part.part, part.part), left=True),
+            Column("part", lambda part: part_of(part.part).name, left=True),
             Column("first", "first_ns"),
             Column("second", "second_ns"),
             Column("change", "change_ns", form="signed"),
@@ -417,10 +403,7 @@ def _side(report: Report, name: str) -> Side:
         num_windows=report.waterfall.num_ranks * report.waterfall.num_steps,
         collectives=report.collectives,
         computation=report.computation,
-        problems=tuple(
-            FoundProblem(found.code, found.name, found.cost_ns_per_step)
-            for found in report.findings
-        ),
+        problems=report.findings,
         picture=report.picture,
     )
 

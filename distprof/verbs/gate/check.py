@@ -235,12 +235,14 @@ def _as_acknowledged(found: Decision, accepting: Decision) -> State:
 def _parts(baseline: BaselineFile, candidate: BaselineSession) -> tuple[PartLoss, ...]:
     """Parts of the newest session with traces, compared with those of the candidate."""
     before = next((s.parts for s in reversed(baseline.sessions) if s.parts is not None), None)
-    after = candidate.parts
-    if before is None or after is None:
-        return ()
     return tuple(
-        PartLoss(part=part, baseline_ns=mine, candidate_ns=theirs, change_ns=change)
-        for part, mine, theirs, change in part_changes(before, after)
+        PartLoss(
+            part=one.part,
+            baseline_ns=one.first_ns,
+            candidate_ns=one.second_ns,
+            change_ns=one.change_ns,
+        )
+        for one in part_changes(before, candidate.parts)
     )
 
 

@@ -12,7 +12,7 @@ from distprof.formats import RenderOptions
 from distprof.sections.table import Column, TableView, counted, present, rows_table
 from distprof.terms import Severity
 from distprof.units import format_bytes, format_duration, format_ratio, signed
-from distprof.verbs.compare.show import PARTS
+from distprof.verbs import part_of
 from distprof.verbs.gate import LEVEL, NOT_BY_REPEATS
 from distprof.verbs.gate.baseline import find_metric
 from distprof.verbs.gate.check import CHECK_SCHEMA, CheckResult, MetricCheck, fails
@@ -87,7 +87,7 @@ def check_sentences(result: CheckResult) -> Iterator[str]:
     if result.state in ("regressed", "inconclusive", "acknowledged") and whole > 0:
         causes = sorted(result.parts, key=lambda part: -part.change_ns)
         named = [part for part in causes if part.change_ns > 0.1 * whole][:3]
-        changes = ", ".join(f"{PARTS[part.part]} {signed(part.change_ns)}" for part in named)
+        changes = ", ".join(f"{part_of(part.part).name} {signed(part.change_ns)}" for part in named)
         yield f"The traced step changed by {signed(whole)}: {changes}."
     for check in result.metrics:
         if check.state == "acknowledged":
@@ -158,7 +158,7 @@ _FIGURES = (
     Column(f"{LEVEL} % interval", _interval, left=True),
 )
 _PARTS = (
-    Column("part", lambda part: PARTS.get(part.part, part.part), left=True),
+    Column("part", lambda part: part_of(part.part).name, left=True),
     Column("baseline", "baseline_ns"),
     Column("now", "candidate_ns"),
     Column("change", "change_ns", form="signed"),

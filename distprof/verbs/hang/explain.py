@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 _MOST_NAMED = 4
 _MOST_ROOTS = 3  # in the verdict; the table lists all
-_MISMATCHES = {
-    HangKind.KIND_MISMATCH: "launched a different operation from",
-    HangKind.SIZE_MISMATCH: "launched it with a different size from",
-    HangKind.DTYPE_MISMATCH: "launched it with a different data type from",
-}
+_MISMATCHES = (HangKind.KIND_MISMATCH, HangKind.SIZE_MISMATCH, HangKind.DTYPE_MISMATCH)
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,7 +129,7 @@ def _sentence(root: Root, evidence: HangEvidence) -> str:
     if point.kind in _MISMATCHES:
         if not point.waiting:
             return f"{who} disagree on {what}: their operations, sizes or data types differ."
-        return f"in {what}, {who} {_MISMATCHES[point.kind]} the others."
+        return words().says(point.kind, what=what, who=who)
     if point.kind is not HangKind.NEVER_LAUNCHED:
         return _unfinished_sentence(root, what)
     waiting = f"{name_ranks(point.waiting)} {_verb(point.waiting, 'wait')}"

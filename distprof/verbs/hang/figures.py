@@ -25,13 +25,6 @@ from distprof.sections.table import counted
 from distprof.verbs.hang import GroupProgress, HangReport, HangState
 
 _KINDS = ("g0", "g1", "g2", "g3", "g4")
-_WORDS = (
-    "launched the same as the others",
-    "waits in it",
-    "behind the others",
-    "left no dump",
-    "blamed: others wait for it",
-)
 _LAUNCHED, _WAITS, _BEHIND, _SILENT, _BLAMED = range(5)
 _EMPTY = "not a member, or not blamed"
 _UNKNOWN = "zz"
@@ -75,15 +68,16 @@ def places_figure(report: HangReport) -> Markup:
     causes = counted(max(len(report.roots), 1), "independent cause")
     named = f"Blamed: {short_ranks(report.culprits, 60)} ({causes})."
     named = named if report.culprits else "No rank is blamed."
+    states_said = words().kinds["places"]
     return captioned(
         words().says("ranks by groups", named=named),
         cell_map(states, _KINDS, grid, f"Ranks by process groups. {named}"),
-        legend([(f"k-{kind}", word) for kind, word in zip(_KINDS, _WORDS, strict=True)]),
+        legend([(f"k-{kind}", word) for kind, word in zip(_KINDS, states_said, strict=True)]),
         class_="heat",
         data_values="".join(
             _UNKNOWN if value < 0 else two_digits(value) for value in states.ravel().tolist()
         ),
-        data_words=msgspec.json.encode(_WORDS).decode(),
+        data_words=msgspec.json.encode(states_said).decode(),
         data_unit=_EMPTY,
         **grid_data(grid),
     )

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import msgspec
 
 from distprof.artefacts.record import Record
 from distprof.artefacts.summary_file import Fingerprint
-from distprof.bounds import table_beside
 from distprof.rules.base import Finding, NotChecked
 from distprof.sections.base import Result
 from distprof.terms import Subject
-from distprof.verbs import Displayed
+from distprof.verbs import PARTS, Displayed
 
 Mode = Literal["weak", "strong"]
 
-CAUSES: Mapping[str, str] = table_beside(__package__, "show.toml")["cause"]
+CAUSES = {f"{field}_ns": part.cause for field, part in PARTS.items()}
 """Causes of a loss by part of the step, in the order of display."""
 
 

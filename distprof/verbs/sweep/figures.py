@@ -20,8 +20,8 @@ from distprof.documents.html.blocks import (
 from distprof.documents.html.chart import Chart, nice_ticks
 from distprof.sections.table import counted
 from distprof.units import format_duration, format_ratio
-from distprof.verbs.compare.figures import KINDS
-from distprof.verbs.sweep import CAUSES, ScalingReport, ScalingResult, ScalingSize
+from distprof.verbs import PARTS
+from distprof.verbs.sweep import ScalingReport, ScalingResult, ScalingSize
 from distprof.verbs.sweep.show import LAWS, follows
 
 _MOST_TICKS = 10
@@ -31,7 +31,7 @@ _LEAST_SHARE = 0.002
 """Minimum share of the step: thinner pieces are invisible."""
 _WIDEST = 4.0
 """Maximum ratio of the ends of a meaningful interval: two repeats, for example, give wider ones."""
-_KINDS = {cause: KINDS.get(part.removesuffix("_ns"), "other") for part, cause in CAUSES.items()}
+_KINDS = {part.cause: part.kind for part in PARTS.values()}
 
 
 def figures(report: ScalingReport) -> Iterator[Part]:

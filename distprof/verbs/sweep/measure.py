@@ -26,7 +26,7 @@ from distprof.costs.scaling import (
     throughput_speedup,
 )
 from distprof.rules.engine import run_rules
-from distprof.terms import MeshAxis
+from distprof.terms import DATA_AXES
 from distprof.units import NS_PER_S, capitalized
 from distprof.verbs.sweep import (
     CAUSES,
@@ -94,7 +94,6 @@ def _is_sound(parts: StepParts) -> bool:
 
 
 _EXTRAPOLATED = (2, 4, 8)
-_DATA_AXES = (MeshAxis.DP, MeshAxis.DP_REPLICATE, MeshAxis.DP_SHARD, MeshAxis.WORLD)
 Floats = NDArray[np.float64]
 
 
@@ -161,7 +160,7 @@ def _size(sweep: Sweep, base: int, ranks: int) -> ScalingSize:
         is_traced=any(run.is_traced for run in runs),
         ideal_step_ns=ideal_ns,
         lost_ns=step_ns - ideal_ns,
-        is_data_parallel=all(n <= 1 or axis in _DATA_AXES for axis, n in mesh.items())
+        is_data_parallel=all(n <= 1 or axis in DATA_AXES for axis, n in mesh.items())
         if (mesh := runs[-1].fingerprint.mesh)
         else None,
         run_step_ns=tuple(round(step) for step in _steps(runs)),

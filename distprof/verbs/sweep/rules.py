@@ -41,30 +41,6 @@ def _interval(size: ScalingSize) -> str:
 def efficiency_below_target(scaling: ScalingResult, limits: Limits) -> Iterator[Draft]:
     """Each rank does less work per time as ranks are added, and the efficiency falls below the
     target, with its whole 95 % interval.
-
-    ## Why it costs time
-    At an efficiency of 70 %, three of ten GPUs are wasted. The loss grows with every added rank, so
-    a job for many GPUs should reach the target on a few GPUs first.
-
-    ## Evidence needed
-    Runs of at least two sizes. Repeats of each size determine the uncertainty of the efficiency.
-    Without repeats, the interval comes from the steps of one run.
-
-    ## How the cost is computed
-    The step at the largest size below the target, minus the time of the same work at the efficiency
-    of the baseline.
-
-    ## How to fix
-    Start with the losses by cause, and with the findings of `distprof analyze` on the largest run.
-    Strong scaling always has a limit. At the limit, use fewer ranks, or increase the batch with
-    them.
-
-    ## When it is wrong
-    If the baseline is a single rank, which has no communication. If one rank cannot train the model
-    anyway, a baseline of one node is fairer.
-
-    ## Sources
-    Formula sheet, "Scaling".
     """
     target = limits["target_ratio"]
     below = [
@@ -102,30 +78,6 @@ def scaling_loss_dominated(scaling: ScalingResult, limits: Limits) -> Iterator[D
     Efficiency drops when parts of a step grow while computation stays the same: exposed transfers,
     waits for the slowest rank, bubbles, CPU time, input. If one of them is most of the loss, work
     on it first.
-
-    ## Evidence needed
-    Traces of the baseline and of the largest size, in addition to steps without a profiler.
-
-    ## How the cost is computed
-    Each part of the traced step, scaled to the step without a profiler, minus the same part of the
-    baseline for the same work. These differences add up to the lost time exactly. The cost is the
-    difference of the named cause. The scaling assumes that the profiler slows all parts equally.
-
-    ## How to fix
-    - Exposed transfer: overlap it with compute, send fewer bytes, use faster links, shard inside a
-      node.
-    - Imbalance: find the straggler.
-    - Bubble: use more micro-batches.
-    - CPU: launch fewer, larger kernels, or compile.
-    - Input: use more workers.
-    - Computation that grew: look for work that every rank repeats, and for smaller kernels.
-
-    ## When it is wrong
-    If the trace cannot separate waiting from transfer: then the two count as one cause. If the
-    profiler slows launches: then the CPU's part is too large.
-
-    ## Sources
-    Formula sheet, "Scaling" and "Measured from traces".
     """
     largest = larger_sizes(scaling)[-1]
     if not largest.losses:
@@ -176,32 +128,6 @@ def scaling_loss_dominated(scaling: ScalingResult, limits: Limits) -> Iterator[D
 def small_batch_at_scale(scaling: ScalingResult, limits: Limits) -> Iterator[Draft]:
     """In data-parallel training, each rank's batch is so small that a step transfers gradients for
     longer than it computes, and part of the transfer is exposed.
-
-    ## Why it costs time
-    A step sends each gradient once, whatever the number of tokens. The transfer therefore stays the
-    same while computation shrinks with the batch per rank. Below the critical batch, not even
-    perfect overlap can hide the transfer.
-
-    ## Evidence needed
-    A trace of the largest size with both exposed and overlapped communication, and the mesh. The
-    mesh must have data-parallel axes only, as the traffic of other axes grows with the batch.
-
-    ## How the cost is computed
-    The exposed transfers of one step. At the critical batch, all of them could overlap with
-    computation. The critical batch is the batch per rank times transfer time over computation time.
-
-    ## How to fix
-    Give each rank more work per step: a larger batch, or micro-batches that accumulate gradients
-    without a reduction each time. Alternatively, use fewer ranks, gradients of half the size, or a
-    faster network.
-
-    ## When it is wrong
-    If weights are sharded: they are gathered for every micro-batch, so accumulation does not save
-    all of the traffic. If collectives are small and latency-bound: fewer and larger buckets help
-    more. A larger batch may need different hyperparameters.
-
-    ## Sources
-    Formula sheet, "Computation and communication" (regimes, critical batch).
     """
     size = larger_sizes(scaling)[-1]
     if size.exposed_transfer_ns is None or size.computation_ns is None:
@@ -247,31 +173,7 @@ def _batch(size: ScalingSize, scaling: ScalingResult) -> str:
     above_ratio=Limit(0.02, "efficiency above 1 that counts as measurement error"),
 )
 def superlinear_scaling(scaling: ScalingResult, limits: Limits) -> Iterator[Draft]:
-    """Each rank does more work per time than in the baseline, by more than repeats differ.
-
-    ## Why it costs time
-    It costs no time, but every efficiency over this baseline is too high: the slow baseline hides
-    losses at larger sizes. A gate on efficiency then misses regressions, and an extrapolation is
-    too optimistic.
-
-    ## Evidence needed
-    Runs of at least two sizes, with the interval of their efficiency from repeats or steps.
-
-    ## How the cost is computed
-    No cost is computed: the sweep loses no time, but its efficiencies are not meaningful.
-
-    ## How to fix
-    Analyse the baseline alone first. It may be short of memory and recompute, page or allocate
-    again. Its share of the data may not fit into caches. It may have run next to other programs, or
-    on different hardware. Choose a larger baseline, and repeat it alternately with the other sizes.
-
-    ## When it is wrong
-    In strong scaling, each rank's share shrinks and may fit into a cache at some size. Then the
-    gain is real, but it does not continue with more ranks.
-
-    ## Sources
-    Gunther, Puglia and Tomasette, "Hadoop Superlinear Scalability" (2015).
-    """
+    """Each rank does more work per time than in the baseline, by more than repeats differ."""
     beyond = [size for size in larger_sizes(scaling) if lowest(size) > 1 + limits["above_ratio"]]
     if not beyond:
         return

@@ -12,6 +12,7 @@ from distprof.documents.page import Page, Priced
 from distprof.formats import RenderOptions
 from distprof.sections.table import Bar, Column, Drawing, TableView, counted, present, rows_table
 from distprof.units import fill, format_duration, format_ratio, signed
+from distprof.verbs import PARTS
 from distprof.verbs.sweep import (
     CAUSES,
     SCALING_SCHEMA,
@@ -27,7 +28,8 @@ _TABLE = table_beside(__package__, "show.toml")
 LAWS = {"amdahl": "Amdahl", "gustafson": "Gustafson", "usl": "USL"}
 """Short names of the laws."""
 _PARAMETERS = {"serial": "s", "sigma": "σ", "kappa": "κ"}
-_GLYPHS = _TABLE["glyph"]
+
+_GLYPHS = {part.cause: part.glyph for part in PARTS.values()}
 
 _MOST_SIZES = 6
 _WIDEST = 4.0  # maximum ratio of the ends of an interval: two repeats give wider ones

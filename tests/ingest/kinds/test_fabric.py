@@ -153,6 +153,21 @@ def test_a_crossover_is_not_named_if_no_line_fits():
     assert 2 * speed[8_388_608] < best <= 2 * min(v for k, v in speed.items() if k > 8_388_608)
 
 
+def test_a_size_that_is_slow_is_named(tmp_path):
+    """Small messages are slow by their latency, one in the middle is not."""
+    times = {2**23: 1301, 2**24: 1880, 2**25: 1940, 2**26: 6580, 2**27: 8190, 2**28: 11820}
+    speeds = {size: size / us / 1e3 for size, us in times.items()}
+    rows = "\n".join(
+        f"{size} {size // 4} float sum -1 {us} {speeds[size]:.2f} {1.875 * speeds[size]:.2f} 0"
+        for size, us in times.items()
+    )
+    (tmp_path / "all_reduce.log").write_text(f"# nThread 1 nGpus 8 iters: 20\n{rows}\n")
+    said = fabric_verdict(read_fabric(str(tmp_path / "all_reduce.log")))
+    assert "reaches 42.6 GB/s" in said
+    assert "only 19.1 GB/s at 67.1 MB, where smaller messages reach 32.4 GB/s" in said
+    assert "less than half" not in said
+
+
 def test_a_gzipped_log_is_read_like_the_log(tmp_path):
     log = GOLDEN / "superbench-a100-40gb-8gpu-allreduce.log"
     packed = tmp_path / "all_reduce.log.gz"

@@ -49,7 +49,7 @@ def test_time_of_the_device_is_divided_by_what_it_does(tmp_path, device, old):
     assert found.self_device_ns == 10_000_000
     assert [(part.kind, part.device_ns) for part in found.parts] == [
         ("all_gather", 6_000_000),
-        ("computation", 2_000_000),
+        ("matrix products", 2_000_000),
         ("not listed", 1_500_000),
         ("copies", 500_000),
     ]
@@ -83,7 +83,7 @@ def test_operators_count_where_their_kernels_have_no_rows(tmp_path):
     assert found.operators[1].kind is CollectiveKind.ALL_REDUCE
     parts = analyze(open_run(str(path))).operator_table.parts
     shares = [(part.kind, part.ratio) for part in parts]
-    assert shares == [("computation", 0.9), ("all_reduce", 0.1)]
+    assert shares == [("matrix products", 0.9), ("all_reduce", 0.1)]
 
 
 def test_a_table_whose_rows_have_no_time_on_the_device_says_so(tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from distprof.ingest.files import unwrapped
+from distprof.ingest.kinds.logs import fits_job_output
 from distprof.ingest.output.read import read_output
 
 
@@ -37,6 +38,24 @@ def test_other_lines_stay_as_they_are(line: bytes) -> None:
     first = _line(log="one\n")
     assert unwrapped(first + line) == b"one\n" + line
     assert unwrapped(line) == line
+
+
+def test_objects_may_begin_below_other_lines_and_fill_several() -> None:
+    plain = b"$ kubectl logs worker-0\n"
+    assert unwrapped(plain + _line(log="one\n", stream="stderr")) == plain + b"one\n"
+    assert unwrapped(_line(line="two", labels={"pod": "a"})) == b"two\n"
+    exported = json.dumps([{"textPayload": "three", "severity": "ERROR"}], indent=2).encode()
+    assert b"\nthree\n" in unwrapped(exported)
+
+
+def test_a_list_of_a_service_that_collects_logs_is_read(tmp_path: Path) -> None:
+    killed = "torch.distributed.elastic: failed (exitcode: -9) local_rank: 0 (pid: 7) of binary: py"
+    record = {"events": [{"timestamp": 1, "message": text} for text in ("begin", killed)]}
+    path = tmp_path / "events.log"
+    path.write_text(json.dumps(record, indent=4))
+    assert fits_job_output(str(path))
+    (event,) = read_output([(str(path), "events.log", None)]).events
+    assert event.fields["code"] == "-9"
 
 
 def test_lines_are_counted_as_in_the_file(tmp_path: Path) -> None:

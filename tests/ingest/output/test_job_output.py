@@ -54,6 +54,15 @@ def test_each_sample_gets_the_verdict_of_an_expert(name: str) -> None:
     assert wanted.get("step", "") in " ".join(found.next_steps)
 
 
+def test_files_of_a_series_that_say_nothing_of_a_wait_are_named(tmp_path: Path) -> None:
+    (tmp_path / "node0.log").write_bytes(TIMEOUT.split(b"\n", 1)[0])
+    (tmp_path / "node0.out").write_text("step 4\n")
+    (tmp_path / "node1.log").write_text("step 4\n")
+    verdict = diagnose_output(read_job_output(str(tmp_path))).verdict
+    assert "Nothing about it is in node1.log" in verdict
+    assert "node0.out" not in verdict
+
+
 def test_only_a_file_with_several_runs_is_said_to_hold_several() -> None:
     several = {"jobs-appended.log", "earlier-run-not-started.log", "tries-with-the-same-error.log",
                "finished-then-failed.log", "begun-again.log", "begun-at-a-prompt.log"}  # fmt: skip

@@ -9,9 +9,11 @@ from msgspec.structs import replace
 import distprof
 from distprof.artefacts.summary_file import Fingerprint, StepParts, SummaryFile
 from distprof.escape import MAX_HEADLINE
+from distprof.rules.base import Finding
 from distprof.sections.collectives import CollectiveClass, CollectivesResult
 from distprof.sections.kernels import KernelRow, KernelsResult
-from distprof.verbs.compare.measure import FoundProblem, Side, compare
+from distprof.terms import Confidence, Severity
+from distprof.verbs.compare.measure import Side, compare
 from distprof.verbs.compare.show import (
     compare_reports,
     comparison_sentences,
@@ -52,6 +54,13 @@ def collective(axis="dp", group_size=4, size=1_000, exposed=100, wait=40, **fiel
     values |= {"bytes": size, "count": 20, "num_matched": 20}
     values |= {"exposed_ns_per_step": exposed, "exposed_wait_ns_per_step": wait}
     return CollectiveClass(**values | fields)
+
+
+def problem(code, cost_ns):
+    texts = dict.fromkeys(("name", "headline", "message", "fix", "docs"), "")
+    places = dict.fromkeys(("ranks", "steps", "evidence"), ())
+    judged = {"severity": Severity.INFO, "confidence": Confidence.MEASURED}
+    return Finding(code=code, cost_ns_per_step=cost_ns, **texts, **places, **judged)
 
 
 def side(*, kernels=(), collectives=(), problems=(), **summary):
@@ -125,8 +134,8 @@ def test_unknown_exposure_is_no_change():
 
 
 def test_findings_that_are_new_come_first():
-    first = side(problems=[FoundProblem("COM101", "low-overlap", 5), FoundProblem("A1", "a", 9)])
-    second = side(problems=[FoundProblem("COM101", "low-overlap", 7), FoundProblem("B1", "b", 1)])
+    first = side(problems=[problem("COM101", 5), problem("A1", 9)])
+    second = side(problems=[problem("COM101", 7), problem("B1", 1)])
     found = [(f.code, f.state) for f in changes(first, second).findings]
     assert found == [("B1", "new"), ("COM101", "both"), ("A1", "gone")]
 

@@ -6,10 +6,11 @@ from collections.abc import Collection, Iterator, Mapping
 from statistics import median
 
 from distprof.escape import few_ranks, fitting
+from distprof.join.gpu_waits import medians_of_others
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
 from distprof.sections.idle import IdleResult, PausesResult
 from distprof.sections.settings import ConfinedRank, HostSetup, SettingsResult
-from distprof.sections.shares import hidden_waits, idle_gpu_ns, medians_of_others
+from distprof.sections.shares import hidden_waits, idle_gpu_ns
 from distprof.sections.step_log import StepLogResult
 from distprof.sections.time import WaterfallResult
 from distprof.terms import Confidence, Severity
@@ -24,34 +25,7 @@ from distprof.units import capitalized, format_duration, format_ratio, name_rank
     busy_ratio=Limit(0.85, "share of time for which the CPUs must be busy"),
 )
 def oversubscribed_threads(settings: SettingsResult, limits: Limits) -> Iterator[Draft]:
-    """Ranks that compute on the CPU start more threads than the host has CPUs.
-
-    ## Why it costs time
-    torch computes an operator with all its threads and waits for the last of them. If the ranks of
-    one host together have more threads than CPUs, threads wait for a CPU in each operator, and
-    ranks wait for each other at the end of each step.
-
-    ## Evidence needed
-    A run directory with `settings.json`. It holds the number of torch threads per rank, the number
-    of ranks per host, the CPUs that these ranks may use, and how busy the CPUs were. The rule
-    judges only ranks without an accelerator.
-
-    ## How the cost is computed
-    There is no cost: no recording shows how long the step would take with fewer threads.
-
-    ## How to fix
-    Set `OMP_NUM_THREADS` (or call `torch.set_num_threads`) to the number of CPUs of the host
-    divided by its ranks, and pin each rank to separate CPUs (`torchrun --numa-binding`, `taskset`,
-    `numactl`).
-
-    ## When it is wrong
-    Ranks that compute alternately, such as the stages of a pipeline, may share CPUs. These CPUs are
-    then busy only if something else runs on them.
-
-    ## Sources
-    PyTorch documentation, "CPU threading and TorchScript inference" (oversubscription), and of
-    `torchrun`, which sets `OMP_NUM_THREADS=1` for this reason.
-    """
+    """Ranks that compute on the CPU start more threads than the host has CPUs."""
     hosts = [
         host
         for host in settings.hosts
@@ -113,41 +87,6 @@ def cpu_contention(
 ) -> Iterator[Draft]:
     """Training threads are ready to run, but wait for a free CPU: other processes, or too many
     threads of the job itself, share the host's CPUs.
-
-    ## Why it costs time
-    A thread without a CPU launches nothing and, on CPU ranks, computes nothing. Ranks wait at
-    different moments, so at the next collective all of them wait for the rank that had no CPU. It
-    looks like a slow rank, but a different rank in each run.
-
-    ## Evidence needed
-    A run directory whose step log contains each training thread's time in the run queue, as counted
-    by Linux (`/proc/thread-self/schedstat`).
-
-    ## How the cost is computed
-    Mean time per step in the run queue of the rank that waits longest, without the first step and
-    steps longer than twice the median. Ranks that are late only for this reason are not reported as
-    stragglers. The simulation lets all ranks keep up with each other, which is only a part of
-    what an idle host would gain: ranks that wait equally long keep up with each other, too.
-
-    The finding names a single rank if it waits far longer than the others, relative to the CPU time
-    of each. A smaller difference is enough for a rank that may use at most half as many CPUs as the
-    median rank of its host. Ranks that compete for the same CPUs are not distinguished if all of
-    these are busy, or if there are no more CPUs than ranks: one of two such ranks can wait twice as
-    long as the other for seconds at a time by chance. The finding then says that the machine is
-    busy, and blames no rank.
-
-    ## How to fix
-    Give the job CPUs of its own: stop other work on the host, ask the scheduler for exclusive
-    cores, pin each rank (`numactl`, `taskset`, `--cpu-bind`), and set `OMP_NUM_THREADS` to the CPUs
-    of a rank.
-
-    ## When it is wrong
-    Only the training thread is observed. Threads that compute for it may also wait, which adds to
-    the cost. On a GPU, queued work may hide the wait: a rank does not count if its GPU idles in the
-    traced steps for less than half of it. Without traces of a GPU rank, the rule cannot know.
-
-    ## Sources
-    Linux kernel documentation, "Scheduler Statistics" (schedstat).
     """
     step = step_log.step_ns or step_log.traced_median_ns
     if not step:
@@ -207,7 +146,7 @@ def _starved(
     ran = [rank.cpu_ns_per_step or 0 for rank in pauses.ranks]
     ran = ran if all(ran) else [1] * len(ran)
     rates = [wait / ns for wait, ns in zip(waits, ran, strict=True)]
-    usual = zip(medians_of_others(waits), medians_of_others(rates), ran, strict=True)
+    usual = zip(*(medians_of_others(of).tolist() for of in (waits, rates)), ran, strict=True)
     expected = [max(wait, rate * ns) for wait, rate, ns in usual]
 
     def times(row: int, limit: str) -> float:

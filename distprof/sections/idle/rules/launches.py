@@ -34,47 +34,7 @@ def launch_bound_host(
     computation: ComputationResult,
     limits: Limits,
 ) -> Iterator[Draft]:
-    """The GPU runs out of work because the CPU does not launch kernels fast enough.
-
-    ## Why it costs time
-    A launch takes about 5 to 10 µs on the CPU, and the Python code around it takes longer. If
-    kernels are shorter than that, the queue empties and the GPU waits for every kernel.
-
-    A profiler fakes this: it adds microseconds to each operator and launch, so a job that its GPU
-    paces may run dry while it is traced, and only then.
-
-    ## Evidence needed
-    GPU activities with their launch calls (runtime rows) on at least one rank, and the time of
-    steps without the profiler: from the step log, or from `--step-time`. Without it the profiler's
-    part is estimated at 3 to 7 µs for each operator. If that may explain the idle time, the finding
-    says so, has no price and blames nothing.
-
-    Graph breaks are counted where a compiled region of `torch.compile` runs inside another one:
-    after a break, the rest of a function is a function of its own, which the broken one calls.
-    Regions side by side may have been compiled one by one and count none.
-
-    ## How the cost is computed
-    Idle GPU time charged to the CPU: gaps whose next activity was launched only after the gap had
-    opened, if nothing else that the CPU did explains them: loading data, a call that waited,
-    garbage collection, memory calls, a named range or code outside of PyTorch. Mean over ranks and
-    steps, in the time of steps without the profiler where it is known. The rule needs idle time
-    that even the fastest tenth of those steps has. The cost is not part of any other finding.
-
-    ## How to fix
-    Launch less: use `torch.compile` (`mode="reduce-overhead"` uses CUDA graphs), manual CUDA
-    graphs, fused optimizers (`fused=True` or `foreach=True`) or larger micro-batches.
-    `TORCH_LOGS=graph_breaks` names what splits compiled code. Launch faster: pin the process to
-    cores near its GPU, and keep Python work (logging, metrics, hooks) out of the step.
-
-    ## When it is wrong
-    Python stacks (`with_stack=True`) slow launches much more than 7 µs for each operator. The first
-    steps of a compiled program include compilation. CPUs of virtual machines vary in speed: a job
-    whose CPU is almost as slow as its GPU is launch-bound at times.
-
-    ## Sources
-    Formula sheet, "Measured from traces" (host-bound idle) and "The profiler in the picture".
-    PyTorch documentation of `torch.compile` and CUDA graphs.
-    """
+    """The GPU runs out of work because the CPU does not launch kernels fast enough."""
     step = times.mean_step()
     if not idle.ranks:
         raise InsufficientEvidenceError(
@@ -174,33 +134,6 @@ def work_between_launches(
     """The training thread does something else than launching kernels for so long that the GPU runs
     out of work: a range that the program named, an operator on the CPU, compiling, or code outside
     of PyTorch.
-
-    ## Why it costs time
-    One thread launches all work of a rank. While it tokenises, logs, writes a file or sleeps,
-    nothing is launched, and the GPU idles as soon as its queue is empty.
-
-    ## Evidence needed
-    Launch calls of at least one rank. A name needs a range that the program annotated
-    (`torch.profiler.record_function`) around the work, or an operator that runs for most of it.
-
-    ## How the cost is computed
-    Idle GPU time between the launches before and after such a stretch, and until the CPU has caught
-    up: at most as long as the stretch, mean over ranks and steps. A stretch in a named range takes
-    at least 1 ms and 3 % of the step, one without a name 2 ms and 8 %. Loading batches, garbage
-    collection, calls that wait for the GPU and calls that manage its memory are counted elsewhere.
-    The time recovered comes from simulating the step without it; of an optimizer on the CPU, also
-    without the copies.
-
-    ## How to fix
-    Move the work to data loader workers, to another thread or process, or do it every N steps.
-    Record stacks (`--stacks`), or annotate parts of the loop, to see which code it is.
-
-    ## When it is wrong
-    Compiling in the first steps is part of every job that uses `torch.compile`. It counts if the
-    recorded steps come later.
-
-    ## Sources
-    PyTorch documentation, performance tuning guide. Formula sheet, "Measured from traces" (idle).
     """
     step = times.mean_step()
     if not idle.ranks:

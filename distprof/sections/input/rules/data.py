@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.escape import few_ranks
+from distprof.join.gpu_waits import medians_of_others
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.collectives import CollectivesResult
 from distprof.sections.idle import IdleResult, PausesResult
 from distprof.sections.input.rules.loading import named_for_late_input
 from distprof.sections.settings import SettingsResult
-from distprof.sections.shares import StepTimes, hidden_waits, idle_gpu_ns, medians_of_others
+from distprof.sections.shares import StepTimes, hidden_waits, idle_gpu_ns
 from distprof.sections.step_log import StepLogResult
 from distprof.sections.stragglers import MessagesResult, StragglersResult
 from distprof.sections.time import WaterfallResult
@@ -41,40 +42,11 @@ def uneven_input(
     waterfall: WaterfallResult,
     limits: Limits,
 ) -> Iterator[Draft]:
-    """One or a few ranks wait longer for their batches than the others.
-
-    ## Why it costs time
-    A synchronous job runs at the pace of its slowest rank: the others wait at the next collective
-    or for the next message.
-
-    ## Evidence needed
-    A step log with the phase `input`, or waits for a `DataLoader`, of every rank. If the straggler
-    rules already name the rank for its late input, this rule is silent.
-
-    ## How the cost is computed
-    The rank's input time per step minus the median of its peers. If several ranks wait, the largest
-    excess counts. This is an upper bound, because a rank that would wait for others anyway loses
-    nothing.
-
-    ## How to fix
-    Look at what this rank reads. Check the storage and size of its shard, `num_workers` and
-    `prefetch_factor`, other processes on its cores, and whether its samples are longer.
-
-    ## When it is wrong
-    A CPU that runs ahead of its GPU can wait without delaying it. The rule stays silent if the
-    rank's GPU idles in the traced steps for less than half of the excess. Without traces of a GPU
-    rank it cannot know. On a busy machine, loaders wait for a free CPU. The rule stays silent if
-    that is at least half of the excess, or if the excess is small compared with the time for which
-    the training thread itself waits for a CPU. In a pipeline only some stages need input. The
-    others never wait for it.
-
-    ## Sources
-    Formula sheet, "Measured from traces" (straggler; input wait).
-    """
+    """One or a few ranks wait longer for their batches than the others."""
     step, waits = step_log.step_ns, _input_ns(step_log, pauses)
     if not step or len(waits) < 2:
         return  # bare traces, or one rank alone
-    usual = dict(zip(waits, medians_of_others([*waits.values()]), strict=True))
+    usual = dict(zip(waits, medians_of_others([*waits.values()]).tolist(), strict=True))
     excess = {rank: wait - usual[rank] for rank, wait in waits.items()}
     min_excess = limits["min_step_ratio"] * step
     named = named_for_late_input(stragglers)
@@ -171,28 +143,6 @@ def pageable_copies(settings: SettingsResult, times: StepTimes, limits: Limits) 
     The driver copies pageable memory piece by piece through an internal pinned buffer, and the call
     returns only when the CPU has done its part. The copy is slower, and neither computation nor the
     next launches overlap with it, even with `non_blocking=True`.
-
-    ## Evidence needed
-    Traces of NVIDIA GPUs, which name the copy `Memcpy HtoD (Pageable -> Device)`.
-
-    ## How the cost is computed
-    Time of these copies that overlaps with neither computation nor communication, mean over ranks
-    and steps. Other findings count the time that the CPU loses while it waits for them.
-    `memory-copy-bound` counts the same time among all copies.
-
-    ## How to fix
-    Use `DataLoader(..., pin_memory=True)` and `batch.to(device, non_blocking=True)`. For other
-    tensors, call `tensor.pin_memory()` once, outside the loop. Then copy one batch ahead on a
-    separate stream.
-
-    ## When it is wrong
-    A batch that the CPU creates in each step may have to be copied into pinned memory first, which
-    takes CPU time.
-
-    ## Sources
-    Formula sheet, "Anti-patterns" (input pipeline without pinned memory). CUDA Runtime API, "API
-    synchronization behavior". PyTorch tutorial "A guide on good usage of non_blocking and
-    pin_memory".
     """
     if not any(rank.num_pageable for rank in settings.feed):
         return
@@ -235,31 +185,7 @@ def _loader(settings: SettingsResult) -> str:
     min_epochs=Limit(2.0, "epochs that must have begun"),
 )
 def sampler_without_set_epoch(settings: SettingsResult, limits: Limits) -> Iterator[Draft]:
-    """A `DistributedSampler` that shuffles draws the same order in every epoch.
-
-    ## Why it costs time
-    It costs model quality, not time. The sampler shuffles with a seed that only `set_epoch()`
-    changes. Without that call every rank sees the same samples in the same batches in every epoch,
-    and the batches of different ranks never mix.
-
-    ## Evidence needed
-    A run directory with `settings.json`, and at least two epochs of a loader with a
-    `DistributedSampler` that shuffles. Iterations that begin in the same step count as one epoch.
-
-    ## How the cost is computed
-    No cost: the job loses no time.
-
-    ## How to fix
-    Call `loader.sampler.set_epoch(epoch)` at the beginning of each epoch, before you iterate over
-    the loader.
-
-    ## When it is wrong
-    A loader that shuffles but serves only evaluation may repeat its order.
-
-    ## Sources
-    Formula sheet, "Anti-patterns" (sampler without `set_epoch`). PyTorch documentation of
-    `DistributedSampler`.
-    """
+    """A `DistributedSampler` that shuffles draws the same order in every epoch."""
     for one in settings.loaders:
         if not one.shuffle or one.num_orders != 1 or one.num_epochs < limits["min_epochs"]:
             continue
@@ -285,35 +211,7 @@ def unsharded_data(
     messages: MessagesResult,
     limits: Limits,  # noqa: ARG001
 ) -> Iterator[Draft]:
-    """All ranks of a data-parallel job train on the same batches.
-
-    ## Why it costs time
-    Replicas exist to process more data. On the same batch all of them compute the same gradient, so
-    the average equals that of one rank. The job learns only as fast as a single rank but pays for
-    all of them.
-
-    ## Evidence needed
-    A run directory with `settings.json` of every rank. The first batch of the loader is the same on
-    all of them (a checksum of the start of its tensors), its sampler does not divide the data, and
-    `DistributedDataParallel` or FSDP spans all ranks. The rule is silent if a tensor, pipeline,
-    context or expert axis is known, or if ranks exchange messages: these ranks have to read the
-    same data.
-
-    ## How the cost is computed
-    No cost: no step would be shorter. The job wastes the work of all ranks but one.
-
-    ## How to fix
-    Give the loader `sampler=DistributedSampler(dataset)` and call `set_epoch()` in each epoch, or
-    divide an iterable dataset by rank and worker (`split_dataset_by_node`, `islice`).
-
-    ## When it is wrong
-    Benchmarks may feed one synthetic batch to all ranks on purpose. The data of the ranks may
-    differ only after the first 16 KiB of every tensor.
-
-    ## Sources
-    Formula sheet, "Anti-patterns" (sampler). PyTorch documentation of `DistributedSampler` and of
-    `DistributedDataParallel`.
-    """
+    """All ranks of a data-parallel job train on the same batches."""
     axes = {record.axis for record in collectives.classes}
     if not _is_data_parallel(settings) or axes & _SAME_DATA or messages.ranks:
         return

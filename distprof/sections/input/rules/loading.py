@@ -99,39 +99,7 @@ def input_bound(
     pauses: PausesResult,
     limits: Limits,
 ) -> Iterator[Draft]:
-    """The GPU idles while the training loop waits for its next batch.
-
-    ## Why it costs time
-    A batch that is not ready when the step begins stalls the rank and, at the next collective, all
-    other ranks.
-
-    ## Evidence needed
-    CPU annotations of the data loader (`enumerate(DataLoader)#…`, `…DataLoader…__next__`, or
-    `distprof:input`) on the thread that launches. If the straggler rules already name every waiting
-    rank for its late input, this rule is silent: these ranks are the problem, not the loop.
-
-    ## How the cost is computed
-    Idle GPU time covered by these annotations, mean over ranks and steps. If the input of one rank
-    is late, its straggler finding includes the loss of the other ranks. The cost is not part of any
-    other finding.
-
-    ## How to fix
-    Raise `num_workers` until the wait is gone, then set `pin_memory=True`,
-    `persistent_workers=True` and a larger `prefetch_factor`, and copy with `non_blocking=True`. If
-    workers cannot keep up, decode and tokenise ahead of time, use larger shards, or replace network
-    storage with a local cache.
-
-    More workers do not help if the training thread does not sleep meanwhile, which the step log of
-    a run directory shows: then it is busy itself, for example with unpacking what a worker sends.
-    Collate each batch into few large tensors; the thread of `pin_memory=True` unpacks them.
-
-    ## When it is wrong
-    The first step of an epoch starts the workers. A recording of that step alone says nothing about
-    later steps.
-
-    ## Sources
-    Formula sheet, "Measured from traces" (input wait). PyTorch documentation of `DataLoader`.
-    """
+    """The GPU idles while the training loop waits for its next batch."""
     waiting = _traced_waiting(idle, times, limits["idle_input_ratio"])
     if not idle.ranks:
         raise InsufficientEvidenceError(
@@ -180,38 +148,7 @@ def loader_without_workers(
     stragglers: StragglersResult,
     limits: Limits,
 ) -> Iterator[Draft]:
-    """The training thread loads its batches itself, and the step waits for them.
-
-    ## Why it costs time
-    With `num_workers=0` a `DataLoader` reads, decodes and collates each batch only when the loop
-    asks for it, while the GPU has nothing to do. Workers do the same work during the step.
-
-    ## Evidence needed
-    Traces with the ranges of the data loader (`_SingleProcessDataLoaderIter.__next__` on every
-    load, and no loads by workers), or a run directory with `settings.json` in which no iterated
-    loader has workers. The time for which the loop waits comes from the traces or from
-    `pauses.jsonl`. If the straggler rules already name every waiting rank for its late input, this
-    rule is silent.
-
-    ## How the cost is computed
-    Idle GPU time covered by the loads, mean over ranks and steps; without traces, the logged waits.
-    Enough workers recover nearly all of it. `input-bound` counts the same time, so this finding
-    replaces it.
-
-    ## How to fix
-    Use `DataLoader(..., num_workers=4, persistent_workers=True, pin_memory=True)`, then add workers
-    until the wait is gone. If the dataset is in memory and batches are only indexed, index whole
-    batches at once instead (`__getitems__`, or a `batch_sampler` with `batch_size=None`).
-
-    ## When it is wrong
-    Loads that are slow because of the storage stay slow with workers, but run during the step.
-    Datasets that hold open handles (databases, CUDA tensors) need care before workers can read
-    them.
-
-    ## Sources
-    Formula sheet, "Anti-patterns" (input pipeline without workers). PyTorch documentation of
-    `torch.utils.data`; names of the ranges from `torch/utils/data/dataloader.py`.
-    """
+    """The training thread loads its batches itself, and the step waits for them."""
     if not _loads_itself(settings):
         return
     min_ratio = limits["wait_ratio"]
@@ -263,31 +200,6 @@ def loader_oversubscribed(
     ## Why it costs time
     Workers beyond the number of CPUs have to share them. Each batch takes longer, and the training
     threads get less CPU time and launch later.
-
-    ## Evidence needed
-    A run directory with `settings.json`, and the time for which the loop waits, from traces or from
-    `pauses.jsonl`. The rule takes the loader with the most workers on each rank, adds up its
-    workers over the ranks of a host, and compares them with the CPUs that these ranks may use. It
-    also uses how busy the CPUs were. It stays silent if no rank waits for data, or if the CPUs have
-    time left, because the workers then wait for storage or the network.
-
-    ## How the cost is computed
-    Idle GPU time while the loop waits for data, mean over ranks and steps; without traces, the
-    logged waits. This is an upper bound, because fewer workers may also be too slow. `input-bound`
-    counts the same time, so this finding replaces it.
-
-    ## How to fix
-    Lower `num_workers` until the workers and training threads of all ranks fit the CPUs. If the
-    workers then cannot keep up, decode ahead of time, use more CPUs per GPU, or move decoding to
-    the GPU.
-
-    ## When it is wrong
-    The CPUs may be busy with another job. The rule ignores the CPU quota of a container and only
-    counts the CPUs that it may use.
-
-    ## Sources
-    `torch.utils.data.DataLoader` warns if one rank has more workers than CPUs; this rule counts all
-    ranks of the host. Formula sheet, "Measured from traces" (input wait).
     """
     hosts = [
         host
@@ -336,29 +248,6 @@ MAX_NAMED = 6
 def input_not_ready(readiness: InputReadinessResult, limits: Limits) -> Iterator[Draft]:
     """According to the measured readiness of data loading, at least one rank often waits for its
     input.
-
-    ## Why it costs time
-    A synchronous job runs at the pace of its slowest rank. One slow loader delays all ranks, even
-    if all other loaders are on time, and even if the slow rank changes every hour.
-
-    ## Evidence needed
-    Input readiness of each rank over time (`distprof analyze data_readiness.json`, or `--with`):
-    the share of time in which the rank did not wait for its loader.
-
-    ## How the cost is computed
-    No cost: readiness shows that a rank waited, but not how long per step. A step log with the
-    phase `input` or a trace shows that (`input-bound`, `uneven-input`).
-
-    ## How to fix
-    If it is always the same rank, look at its machine, its storage and its shard. If the rank
-    changes, the loaders have no reserve: use more workers, prefetch deeper, or pack samples so that
-    all batches cost the same.
-
-    ## When it is wrong
-    Readiness is measured over intervals. A short wait in an interval counts as much as a long one.
-
-    ## Sources
-    facebookresearch/spdl, "data readiness"; formula sheet, "Measured from traces" (input wait).
     """
     if readiness.job_ratio is None or readiness.job_ratio >= limits["job_ratio"]:
         return
@@ -400,41 +289,18 @@ def _fix(order: list[int]) -> str:
 def input_bound_by_log(
     log: TrainingLogResult, stragglers: StragglersResult, limits: Limits
 ) -> Iterator[Draft]:
-    """According to the training program's own timer, the training loop waits for its next batch.
-
-    ## Why it costs time
-    While the loop waits for a batch, it launches nothing, and the GPUs run dry.
-
-    ## Evidence needed
-    A log of the training program (`distprof analyze train.log`, or `--with train.log`) that prints
-    the time for data next to the time of an iteration: `data_time` of MMEngine and Detectron2,
-    `Data` of timm, torchvision, OpenCLIP and PyTorch's examples, `batch-generator` of Megatron-LM,
-    Lightning's `train_dataloader_next`, or a timer with such a name of any other program.
-
-    ## How the cost is computed
-    The mean of that timer per iteration. These programs count it as part of the iteration.
-
-    ## How to fix
-    Give the data loader more workers and a deeper prefetch, keep workers alive between epochs, pin
-    memory and copy without blocking. If the wait remains, look at decoding and at the storage.
-
-    ## When it is wrong
-    While the loop waits for data, the GPU may still compute what was launched before. A GPU that is
-    busy for the whole iteration loses nothing. A trace shows whether it idles. Logs without a loss
-    are not judged: a program that reads no loss need not wait for its GPU.
-
-    ## Sources
-    Formula sheet, "Measured from traces" (input wait).
-    """
+    """According to the training program's own timer, the training loop waits for its next batch."""
     timer = log.input_timer
     if timer is None or (timer.ratio or 0.0) < limits["input_ratio"] or stragglers.ranks:
         return
-    of = "of each iteration" if timer.median_ns > timer.mean_ns / 2 else "of its time"
+    is_usual = timer.median_ns > timer.mean_ns / 2
+    of = "of each iteration" if is_usual else "of its time"
+    usual = f" Half of the reports show {format_duration(timer.median_ns)} or less."
     yield Draft(
         headline=f"The training loop waits {format_ratio(timer.ratio)} {of} for input",
         message=(
             f"{format_duration(timer.mean_ns)} of {format_duration(log.mean_ns)}, according to the "
-            f"program's timer {timer.name!r}."
+            f"program's timer {timer.name!r}.{'' if is_usual else usual}"
         ),
         fix=advice("input-bound", "gpu"),
         cost_ns_per_step=timer.mean_ns,

@@ -9,6 +9,8 @@ from distprof.sections.collectives import CollectivesResult
 from distprof.sections.nccl import NO_LOG, NcclResult, NcclSetting, NcclTransport
 from distprof.sections.shares import StepTimes
 
+_MOST_HOSTS = 3
+
 
 def has_log(nccl: NcclResult) -> bool:
     """Whether a log was read; False for jobs that do not use NCCL.
@@ -38,6 +40,15 @@ def connections(
     ways = [way for way in nccl.transports if way.where == where]
     chosen = [way for way in ways if wanted(way)]
     return sum(way.num_connections for way in chosen), sum(way.num_connections for way in ways)
+
+
+def only_on(nccl: NcclResult, where: str, wanted: Callable[[NcclTransport], bool]) -> str:
+    """For example `` on gpu7``: hosts whose connections are all wanted, if others have none."""
+    ways = [way for way in nccl.transports if way.where == where]
+    chosen = {host for way in ways if wanted(way) for host in way.hosts}
+    others = {host for way in ways if not wanted(way) for host in way.hosts}
+    is_apart = chosen and others and not chosen & others
+    return f" on {', '.join(sorted(chosen)[:_MOST_HOSTS])}" if is_apart else ""
 
 
 def said(nccl: NcclResult, name: str) -> tuple[NcclSetting, ...]:

@@ -9,11 +9,9 @@ from distprof.rules.base import Draft, Limit, Limits, advice, rule
 from distprof.sections.collectives import CollectivesResult
 from distprof.sections.nccl import (
     BETWEEN,
-    INSIDE,
     SAYS,
     NcclHost,
     NcclResult,
-    NcclTransport,
     different_networks,
     is_of_one_host,
     over_cards,
@@ -23,6 +21,7 @@ from distprof.sections.nccl.rules import (
     connections,
     exposed_between_nodes,
     has_log,
+    only_on,
     said,
     setting_of,
 )
@@ -32,6 +31,7 @@ from distprof.terms import Confidence, NcclRemark, Severity
 from distprof.units import capitalized
 
 _MOST_CARDS = 4
+_GPUS_OF_A_HOST = 8
 
 
 @rule(
@@ -52,18 +52,12 @@ def nccl_over_sockets(
     names = sorted({way.transport for way in nccl.transports if way.transport.endswith("Socket")})
     yield Draft(
         headline=f"{sockets:,} of {total:,} connections between nodes use TCP sockets",
-        message=f"NCCL chose {', '.join(names)}{_why(nccl)}.{_idle(nccl)}{_within(nccl)}",
+        message=f"NCCL chose {', '.join(names)}{_why(nccl)}.{_idle(nccl)}",
         fix=advice("nccl-over-sockets", "connections"),
         cost_ns_per_step=exposed_between_nodes(collectives, times),
         confidence=Confidence.INFERRED,
         evidence=("nccl.transports", "nccl.networks"),
     )
-
-
-def _within(nccl: NcclResult) -> str:
-    """Sockets inside a node, where shared memory or peer access is the usual way."""
-    inside, _ = connections(nccl, INSIDE, lambda way: way.transport.endswith("Socket"))
-    return " Ranks of one host use sockets, too: P2P and SHM are off." if inside else ""
 
 
 def _idle(nccl: NcclResult) -> str:
@@ -92,16 +86,22 @@ def _by_choice(nccl: NcclResult) -> Iterator[Draft]:
             evidence=("nccl.hosts",),
         )
         return
-    if set(nccl.networks) != {"Socket"} or nccl.is_on_one_host:
+    # A few ranks of which one host is seen are most probably all on it
+    is_small = any(group.num_ranks <= _GPUS_OF_A_HOST for group in nccl.groups[:1])
+    is_inside = nccl.is_on_one_host or (is_small and not nccl.has_several_hosts)
+    if set(nccl.networks) != {"Socket"} or is_inside:
         return
     processes = counted(nccl.num_processes, "process")
     by = f", according to {processes}" if nccl.num_processes else ""
+    seen = "" if nccl.has_several_hosts else ", if there are any: the text shows one"
     yield Draft(
         headline=f"NCCL uses TCP sockets between nodes{by}",
-        message=f"NCCL uses sockets{over_cards(nccl)} for everything between nodes{_why(nccl)}.",
+        message=(
+            f"NCCL uses sockets{over_cards(nccl)} for everything between nodes{seen}{_why(nccl)}."
+        ),
         fix=advice("nccl-over-sockets", "chosen"),
         confidence=Confidence.INFERRED,
-        severity=None if nccl.num_hosts > 1 else Severity.INFO,
+        severity=None if nccl.has_several_hosts else Severity.INFO,
         evidence=("nccl.networks", "nccl.hosts"),
     )
 
@@ -148,19 +148,22 @@ def no_gpudirect(
             evidence=("nccl.remarks",),
         )
         return
-    plain, _ = connections(nccl, BETWEEN, lambda way: _is_rdma(way) and not way.has_gdr)
-    total, _ = connections(nccl, BETWEEN, _is_rdma)
+    plain, _ = connections(nccl, BETWEEN, lambda way: way.is_rdma and not way.has_gdr)
+    total, _ = connections(nccl, BETWEEN, lambda way: way.is_rdma)
     if not plain or plain < limits["plain_ratio"] * total:
         return
-    ways = {way.transport for way in nccl.transports if _is_rdma(way) and not way.has_gdr}
+    rdma = [way for way in nccl.transports if way.where == BETWEEN and way.is_rdma]
+    ways = {way.transport for way in rdma if not way.has_gdr}
+    where = only_on(nccl, BETWEEN, lambda way: not way.has_gdr)
     level = setting_of(nccl, "NCCL_NET_GDR_LEVEL")
     because = f"; NCCL_NET_GDR_LEVEL is set to {level}" if level else ""
     yield Draft(
         headline=f"{plain:,} of {total:,} connections between nodes lack GPUDirect RDMA",
         message=(
-            f"They use {', '.join(sorted(ways))}, and every byte goes through CPU memory{because}."
+            f"They use {', '.join(sorted(ways))}{f' and lack it only{where}' if where else ''}, "
+            f"and every byte goes through CPU memory{because}."
         ),
-        fix=advice("no-gpudirect", "far") if total > plain else _fix(nccl),
+        fix=advice("no-gpudirect", "far") if total > plain and not where else _fix(nccl),
         cost_ns_per_step=exposed_between_nodes(collectives, times),
         confidence=Confidence.INFERRED,
         evidence=("nccl.transports",),
@@ -180,20 +183,12 @@ def _fix(nccl: NcclResult) -> str:
     return f"{advice('no-gpudirect', maker)} {advice('no-gpudirect', 'all')}"
 
 
-def _is_rdma(way: NcclTransport) -> bool:
-    return (
-        way.where == BETWEEN
-        and way.transport.startswith("NET/")
-        and not way.transport.endswith("Socket")
-    )
-
-
 _MOST_NAMED = 6
 
 
 @rule(
     "NET104",
-    Severity.INFO,
+    Severity.WARNING,
     costs_time=False,
     used_ratio=Limit(
         0.99, "smallest acceptable share of used cards among those that could each serve a GPU"

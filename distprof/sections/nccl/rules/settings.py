@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
 from distprof.sections.nccl import INSIDE, SAYS, NcclResult, NcclSetting
-from distprof.sections.nccl.rules import connections, has_log, said, setting_of
+from distprof.sections.nccl.rules import connections, has_log, only_on, said, setting_of
 from distprof.sections.sharding import ShardingResult
 from distprof.sections.table import counted
 from distprof.terms import Confidence, NcclRemark, Severity
@@ -92,9 +92,10 @@ def shared_memory_inside_node(nccl: NcclResult, limits: Limits) -> Iterator[Draf
     shared, total = connections(nccl, INSIDE, lambda way: way.transport == "SHM")
     if not shared or shared < limits["shared_ratio"] * total:
         return
+    where = only_on(nccl, INSIDE, lambda way: way.transport == "SHM")
     yield Draft(
         headline=f"{shared:,} of {total:,} connections inside nodes go through CPU memory",
-        message=f"NCCL uses shared memory (SHM); {_why(nccl)}.",
+        message=(f"NCCL uses shared memory (SHM){f' only{where}' if where else ''}; {_why(nccl)}."),
         fix=advice("shared-memory-inside-node"),
         confidence=Confidence.INFERRED,
         evidence=("nccl.transports", "nccl.settings"),

@@ -38,32 +38,6 @@ def messages_held_up(
 ) -> Iterator[Draft]:
     """In each step one rank leaves its GPU idle longer than its peers, and others wait for its
     messages.
-
-    ## Why it costs time
-    In a pipeline or a ring, the rank sends its messages that much later, and their receivers wait.
-
-    ## Evidence needed
-    Sends and receives with their wait times, CPU activities, and at least three steps. The other
-    straggler rules name ranks that collectives show to be late for a known cause. `uneven-input`
-    reports waiting for input.
-
-    ## How the cost is computed
-    Idle time blamed on the rank's CPU, above the median of its peers, mean per step, but at most
-    the longest wait of any other rank in sends and receives. A rank that would have waited for a
-    message anyway loses less, so the cost is an upper bound. The time is part of what
-    `exposed-communication` reports.
-
-    ## How to fix
-    Look at the CPU of this rank: other processes on its cores, logging, checkpoints, garbage
-    collection, work between steps that only this rank does.
-
-    ## When it is wrong
-    Work that only one rank does between steps on purpose, for example logging on the last stage. On
-    a busy machine, CPU ranks are late because they wait for a free CPU: the rule names no rank
-    whose wait for a CPU, above its peers', is at least half as long as it is late.
-
-    ## Sources
-    Formula sheet, "Measured from traces" (straggler).
     """
     step = messages.step_ns
     if not step:
@@ -137,39 +111,6 @@ def slow_link(
     """The collectives of some ranks take longer to transfer than the same collectives of other
     groups, in all steps or for a time. Or those of all groups of an axis take longer in some steps
     than in others.
-
-    ## Why it costs time
-    The groups of a mesh wait for each other in the next collective that joins them. One slow cable,
-    switch port or network card therefore holds up all ranks, although none of them is late. A
-    network that other jobs load for a time does the same.
-
-    ## Evidence needed
-    Collectives matched across ranks on clocks that can be compared, with at least two groups of the
-    same axis that do the same work: transfers of the same kind and size between the same number of
-    nodes. For slow steps of a whole axis one group is enough. A transfer runs from the last
-    member's start, so it contains no lateness.
-
-    ## How the cost is computed
-    Exposed transfer of the slow group above what it would be at the other groups' median (the other
-    steps' if all groups are slow together), mean per step. A link that is slow for a time takes at
-    least 1.5 times as long (2.5 times in a single step), and is as fast as usual in at least a
-    quarter of the steps. The time is part of what `exposed-communication` reports.
-
-    ## How to fix
-    Compare the links of the named ranks with the others': NCCL_DEBUG=INFO shows which network card
-    and which protocol each rank uses. Check error counters, cable and link width (ibstat,
-    nvidia-smi nvlink -s, lspci -vv), measure with nccl-tests between these nodes alone, and swap
-    the card or the cable. If all groups are slow together, look at what else used the network in
-    these steps: other jobs, checkpoints, and the switches' counters of congestion (ECN marks, PFC
-    pauses) and of link flaps.
-
-    ## When it is wrong
-    Other jobs on the same links. Groups that look alike, but share a link with other traffic of the
-    same job, for example two ranks with one network card. CPU ranks move data themselves: the rule
-    is silent if they may have waited for a free CPU instead.
-
-    ## Sources
-    Formula sheet, "Measured from traces" (transfer).
     """
     if not collectives.classes:
         return
@@ -238,33 +179,7 @@ MAX_NAMED = 5
     few_ratio=Limit(0.2, "the same of fewer than five that do not recur regularly"),
 )
 def slow_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]:
-    """The training program's log shows iterations that take far longer than their neighbours.
-
-    ## Why it costs time
-    If every twentieth iteration takes half as long again, training takes 2.5 % longer. A trace of a
-    few steps hardly ever contains one, and a median hides all of them.
-
-    ## Evidence needed
-    A log of the training program (`distprof analyze train.log`, or `--with train.log`) with a time
-    for every single iteration, or for every n-th. Logs that average many iterations hide slow ones.
-
-    ## How the cost is computed
-    Iterations count as slow from 1.2 times the median of their neighbours (about a hundred
-    iterations). The cost is their time above that median, divided by the number of all iterations.
-
-    ## How to fix
-    If they are periodic, find what the program does at that period (checkpoints, evaluation,
-    logging, garbage collection) and move it off the training thread. If not, look at input, the
-    file system and the network at the named iterations, and record sensors and logs of the
-    machines.
-
-    ## When it is wrong
-    Iterations with more work on purpose (longer sequences, more micro-batches) count as slow too if
-    their neighbours are shorter.
-
-    ## Sources
-    Formula sheet, "Measured from traces" (straggler).
-    """
+    """The training program's log shows iterations that take far longer than their neighbours."""
     if not log.slow_excess_ns or not log.mean_ns:
         return
     share = log.slow_excess_ns / log.mean_ns
@@ -320,33 +235,6 @@ def late_rank_by_summary(
 ) -> Iterator[Draft]:
     """A table of collective durations shows that one rank is last to arrive at nearly every
     collective in which the others wait.
-
-    ## Why it costs time
-    A collective ends after its last member arrives. Until then all others wait, however fast the
-    links are, and the late rank sets the length of the step.
-
-    ## Evidence needed
-    A table of collectives by rank (`distprof analyze nccl_summary.csv`, or `--with`), with a row
-    for every member of a group. If there are traces, the other rules of this family know more, and
-    this one stays silent.
-
-    ## How the cost is computed
-    Not computed: the table has no steps. The message gives the mean wait per call: the mean
-    duration on the other ranks less that on the late rank.
-
-    ## How to fix
-    Look at what the late rank does before its collectives: its clocks and temperature, work that
-    only it does (logging, checkpoints, evaluation), its share of the batch. A trace of all ranks
-    shows the cause.
-
-    ## When it is wrong
-    A rank is not slow if its kernels start late for lack of streams, or work on a copy of the data
-    that the others still have to fetch. Means hide whether it is always late or sometimes very
-    late.
-
-    ## Sources
-    Formula sheet, "Measured from traces" (straggler). The rank with the shortest kernel arrives
-    last.
     """
     late, blamed, waiting = summary.late_rank, summary.blamed_ratio, summary.wait_ratio
     if late is None or blamed is None or waiting is None or stragglers.ranks:
@@ -379,36 +267,6 @@ def late_rank_by_summary(
 def slower_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]:
     """From some iteration on, the training program's log shows iterations that take longer than
     before, for a while or to the end.
-
-    ## Why it costs time
-    Nothing in the program announces that throughput has fallen. A mean over the whole training
-    hides it, and so does a trace of the wrong steps.
-
-    ## Evidence needed
-    A log of the training program (`distprof analyze train.log`, or `--with train.log`) with at
-    least six reports.
-
-    ## How the cost is computed
-    Reports are compared in blocks of at least five, by their medians. A row of three slow blocks or
-    more, each at least 1.1 times the lower quartile of all, is one slow span if its reports are
-    longer than the others in 90 % of all pairs. The cost is their time above the median of the
-    others, divided by the number of all iterations. Of fewer than thirty reports, the last three or
-    more are slow if the gap to all before is wider than both groups; and times grow if they are
-    longer in 85 % of the pairs of ten reports or more, and the last third takes 1.3 times as long
-    as the first.
-
-    ## How to fix
-    Look at what changed at that iteration: a restart on other nodes, a GPU that began to throttle,
-    a neighbour on the network or the file system, longer sequences, a cache that filled up. If
-    iterations get longer and longer, look for growing state: fragmented memory, lists that
-    keep tensors, logs, a data set read from ever slower storage.
-
-    ## When it is wrong
-    Programs that raise the batch or the sequence length during training have longer iterations on
-    purpose. Iterations that get longer in several steps, and never shorter, are taken for that.
-
-    ## Sources
-    Formula sheet, "Measured from traces" (straggler).
     """
     slow = log.slow_span
     if slow is None or not log.mean_ns or slow.excess_ns <= limits["excess_ratio"] * log.mean_ns:

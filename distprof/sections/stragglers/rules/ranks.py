@@ -141,40 +141,6 @@ def persistent_straggler(
 ) -> Iterator[Draft]:
     """The same rank (or few ranks) is last to arrive at the collectives of most steps, and the
     others wait for it.
-
-    ## Why it costs time
-    A synchronous job runs at the speed of its slowest rank. One GPU that is 10 % slower makes a
-    thousand others 10 % slower.
-
-    ## Evidence needed
-    Collectives matched across at least two ranks, on clocks that can be compared. No rank is blamed
-    for lateness below the clock residual. A rank is named only if its share of the waiting is far
-    above what chance would give to one of many equal ranks.
-
-    ## How the cost is computed
-    For each collective at which the rank arrived last, the median exposed wait of the other
-    members, as a mean over all other ranks of the run. The cost is the sum over the collectives of
-    a step, as a mean over steps. Propagated lateness counts for the rank that caused it: a rank
-    that waited in one group of a mesh, and therefore arrives late at its next, is not blamed. The
-    time is part of what `exposed-communication` reports. With several stragglers, fixing one
-    recovers only the time down to the next. A CPU that launches slowly may cost nothing as long as
-    its GPU waits for a slower rank anyway. If its rank would be the next straggler, the rule names
-    it too, with the time that the others would then wait for it.
-
-    ## How to fix
-    By cause. Slow GPU (its kernels take longer than the same kernels elsewhere): check clocks,
-    temperature, power cap and the card, and take the node out. More work: balance data, experts and
-    layers. Late input: check its storage and `num_workers`. Late launches: pin cores, and look for
-    other processes on its machine and for Python's garbage collector.
-
-    ## When it is wrong
-    Unequal work on purpose (the last pipeline stage, a rank that also logs or evaluates) is a
-    property of the program. Where ranks are missing from the capture, one of them may be later
-    still. Lateness that propagates through a group missing from the trace is blamed on the rank
-    that shows it.
-
-    ## Sources
-    Formula sheet, "Measured from traces" (straggler).
     """
     pattern, least = StragglerPattern.PERSISTENT, limits["min_step_ratio"]
     sets = [
@@ -259,33 +225,7 @@ def transient_straggler(
     step_time: StepTimeResult,
     limits: Limits,
 ) -> Iterator[Draft]:
-    """One rank arrives far later than all others in a few steps, and is on time in the rest.
-
-    ## Why it costs time
-    Every rank waits for it in those steps. A stall of half a second every hundred steps of 100 ms
-    costs 5 % of the run, and no average shows it.
-
-    ## Evidence needed
-    Collectives matched across at least two ranks, on comparable clocks. A late arrival counts only
-    if it is far outside the usual spread of the other members.
-
-    ## How the cost is computed
-    As for `persistent-straggler`, as a mean over *all* analysed steps: the cost of the stalls per
-    step of this recording. A short recording that caught a rare stall overstates it. The time is
-    part of what `exposed-communication` reports.
-
-    ## How to fix
-    Look at what this rank does in the named steps: a checkpoint or evaluation on one rank, logging,
-    garbage collection, a slow batch, a storage hiccup, a correctable network or memory error on its
-    node.
-
-    ## When it is wrong
-    One or two recorded steps cannot show whether lateness lasts; the evidence says so. The first
-    step of a recording may hold the start of the profiler.
-
-    ## Sources
-    Formula sheet, "Measured from traces" (straggler).
-    """
+    """One rank arrives far later than all others in a few steps, and is on time in the rest."""
     pattern, least = StragglerPattern.TRANSIENT, limits["min_step_ratio"]
     for one in sets_of_pattern(stragglers, pattern, least):
         text = f"They wait for {name_ranks(one.ranks)}{_how_long(one, one.steps)}."
@@ -323,31 +263,6 @@ def rotating_straggler(
 ) -> Iterator[Draft]:
     """In most steps one rank arrives far later than all others, and it is a different one each
     time.
-
-    ## Why it costs time
-    No rank is slow on average, yet every step waits for one. With N ranks that each stall once in N
-    steps, every step stalls.
-
-    ## Evidence needed
-    Collectives matched across ranks on comparable clocks, and several steps. Late arrivals count
-    only if they are far outside the usual spread of the other members, so ordinary noise between
-    equal ranks is not reported.
-
-    ## How the cost is computed
-    As for `persistent-straggler`, summed over the named ranks. The time is part of what
-    `exposed-communication` reports.
-
-    ## How to fix
-    Remove what stalls ranks at random: run garbage collection on all ranks at the same step
-    (`gc.disable()`, then `gc.collect()` every N steps), balance sequence lengths within each global
-    batch, give data loader workers and NCCL threads their own cores, stop periodic daemons.
-
-    ## When it is wrong
-    A few steps can look like rotation by chance. Data imbalance that changes from step to step
-    (mixture of experts, packed sequences) is real, but the machines are not at fault.
-
-    ## Sources
-    Formula sheet, "Measured from traces" (straggler).
     """
     pattern, least = StragglerPattern.ROTATING, limits["min_step_ratio"]
     for one in sets_of_pattern(stragglers, pattern, least):
@@ -393,30 +308,6 @@ def unrecorded_straggler(
 ) -> Iterator[Draft]:
     """Recorded ranks arrive late at collectives because they themselves waited in a collective with
     a rank that was not recorded. That rank, or the network to it, is slow.
-
-    ## Why it costs time
-    Lateness spreads: members of a process group wait for the slow one, and then all groups of these
-    members wait for them.
-
-    ## Evidence needed
-    Collectives of which all members are recorded, matched across ranks, after collectives that lack
-    a member. If every collective lacks one, waiting cannot be separated from transfer.
-
-    ## How the cost is computed
-    Exposed waiting of the other members at complete collectives whose last member may have waited
-    for an unrecorded rank, a mean over ranks and steps. The time in the incomplete collectives
-    themselves is not included, so the repair may save more.
-
-    ## How to fix
-    Record the missing ranks. Until then, look at their nodes: clocks and temperatures, input,
-    links.
-
-    ## When it is wrong
-    An incomplete collective may be long because its transfer is slow, and not because a rank is
-    late.
-
-    ## Sources
-    Formula sheet, "Measured from traces" (straggler).
     """
     cost = stragglers.unrecorded_ns_per_step
     step = times.mean_step_if_timed()

@@ -31,40 +31,6 @@ def uneven_operations(
 ) -> Iterator[Draft]:
     """A log of operations shows longer steps than if all operations of a kind took equally long.
     The rule also names the cause: a few workers, a pipeline stage, micro-batches or transfers.
-
-    ## Why it costs time
-    Workers of a step wait for each other at every message and collective, so the longest of each
-    round sets the pace and the mean does not matter.
-
-    ## Evidence needed
-    A table of operations with start and duration on clocks that agree to a few milliseconds, which
-    distprof reads in place of traces. If the order of the pipeline is known, `unequal-stages`
-    reports a stage that is far longer than the others.
-
-    ## How the cost is computed
-    Each step is simulated from its dependencies with measured operations, and again without the
-    cause: the slowest 3 % of the workers with ideal operations, all stages equally long,
-    micro-batches of a stage equally long, or all transfers of a kind at their median. The
-    difference is the cost. Causes overlap, so the costs of several findings do not add up. The
-    times that each still recovers after the findings above it do. The ideal duration is the mean of
-    a kind of computation and the median of a kind of transfer.
-
-    ## How to fix
-    A few workers: take their machines out of the job and test them. A stage: move layers from it,
-    and count the output layer and the loss with the last stage. Micro-batches that differ equally
-    in forward and backward have sequences of unequal length: give micro-batches equal attention
-    work, not equal token counts. Micro-batches that differ without this pattern: look for garbage
-    collection and other work on the hosts. Transfers: check the network of the named group.
-
-    ## When it is wrong
-    A stage that is longer on purpose, because others lack the memory. With one worker per stage, a
-    slow machine and a stage with more work look the same. Operations that the table lacks
-    (optimizer states on the CPU, evaluation) count as late launches, which the simulation leaves
-    out. The report gives the error of the simulated step relative to the measured one.
-
-    ## Sources
-    J. Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis",
-    OSDI 2025. Formula sheet, "What-if".
     """
     if whatif.source != "operations" or whatif.slowdown is None:
         return  # other rules judge traces
@@ -144,34 +110,6 @@ def sequence_length_imbalance(
 ) -> Iterator[Draft]:
     """In each step a different rank computes longer than the mean, because its sequences are
     longer.
-
-    ## Why it costs time
-    Attention grows with the square of a sequence's length. A batch with one document of 8,000
-    tokens takes far longer than one with eight of 1,000, though both hold the same number of
-    tokens, and all ranks wait for the one that drew it.
-
-    ## Evidence needed
-    At least three steps of at least two ranks that do the same work. What ranks compute above the
-    mean must follow the tokens of the step log, or the time in attention kernels, which must differ
-    between ranks more than all other computation does. It must not be the same rank in all steps: a
-    slow GPU, or a shard that always has more work, is `persistent-straggler`.
-
-    ## How the cost is computed
-    The busiest rank's computation less the mean of all, mean over steps: what even batches would
-    recover. The time is part of what `exposed-communication` reports.
-
-    ## How to fix
-    Build batches of equal cost instead of equal numbers of samples or tokens: sort the documents of
-    a global batch by squared length, and give each to the rank with the least work so far.
-    Bucketing by length has much the same effect. If documents are packed, cut the longest.
-
-    ## When it is wrong
-    Attention that differs for another reason, such as caches of different sizes. Token counts that
-    correlate with another cost.
-
-    ## Sources
-    Formula sheet, "Measured from traces" (straggler; more work). Lin et al., "Understanding
-    Stragglers in Large Model Training Using What-if Analysis", OSDI 2025.
     """
     found = stragglers.sequences
     if found is None or not collectives.classes:

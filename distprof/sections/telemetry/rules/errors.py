@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Iterator
 
 import msgspec
 
-from distprof.bounds import table_beside
 from distprof.escape import fitting, shorten
+from distprof.hardware import XidMeaning, xid_meaning
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limits, advice, rule
 from distprof.sections.table import counted
 from distprof.sections.telemetry import DeviceError, TelemetryResult
@@ -69,35 +68,16 @@ def draft_of(error: DeviceError, headline: str, message: str, fix: str) -> Draft
     )
 
 
-class Meaning(msgspec.Struct, frozen=True):
-    """What an XID means."""
-
-    text: str  # Meaning as a clause.
-    fix: str  # How to fix it.
-    is_hardware: bool = True  # Whether the GPU is usually at fault, not the program.
-
-
-_UNKNOWN = Meaning(
+_UNKNOWN = XidMeaning(
     "see NVIDIA's list of XID errors",
     "Look the number up in NVIDIA's list of XID errors, and run dcgmi diag -r 3 on the host.",
     False,
 )
 
 
-@cache
-def _meanings() -> Mapping[int, Meaning]:
-    known = table_beside(__package__, "xids.toml")
-    fixes = known["fixes"]
-    return {
-        number: Meaning(one["text"], fixes.get(one["fix"], one["fix"]), not one.get("program"))
-        for one in known["xid"]
-        for number in one["numbers"]
-    }
-
-
-def meaning_of(number: int) -> Meaning:
+def meaning_of(number: int) -> XidMeaning:
     """Return what a number means, or where to look it up if it is not well known."""
-    return _meanings().get(number, _UNKNOWN)
+    return xid_meaning(number) or _UNKNOWN
 
 
 _MAX_NAMED = 4

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from distprof.bounds import table_beside
 from distprof.escape import fitting
-from distprof.rules.base import Draft, Limits, Rule
+from distprof.rules.base import Draft, Limits, Rule, rule
 from distprof.terms import Confidence, Severity
 from distprof.units import capitalized
 from distprof.verbs.plan import ConfigurationResult
@@ -32,17 +34,9 @@ def _row(*, code: str, name: str, severity: str, kind: str, fix: str, page: str)
                     evidence=("configuration.objections",),
                 )
 
-    return Rule(
-        code=code,
-        name=name,
-        severity=Severity(severity),
-        since="0.1.0",
-        needs=(ConfigurationResult,),
-        costs_time=False,
-        text=page,
-        shared=_TABLE["shared"],
-        check=check,
-    )
+    check.__name__, check.__doc__ = name, page
+    made = rule(code, Severity(severity), costs_time=False)(check)
+    return replace(made, shared=_TABLE["shared"])
 
 
 _TABLE = table_beside(__package__, "objections.toml")

@@ -23,16 +23,14 @@ from distprof.ingest.nccl.messages import (
     CUT,
     KNOWN,
     UNKNOWN,
-    Call,
     Cards,
     Channels,
     Choice,
     Connection,
+    Fact,
     Initialised,
-    Setting,
     Timing,
     Trees,
-    Version,
     parse,
 )
 from distprof.run.logs import NcclLog
@@ -77,13 +75,13 @@ def test_transports_of_all_versions(text, transport, card, has_gdr):
 @pytest.mark.parametrize(
     ("text", "event"),
     [
-        ("NCCL version 2.4.8+cuda10.1", Version("2.4.8+cuda10.1")),
-        ("NCCL_ALGO set by environment to RING.", Setting("NCCL_ALGO", "RING")),
+        ("NCCL version 2.4.8+cuda10.1", Fact("versions", "", "2.4.8+cuda10.1")),
+        ("NCCL_ALGO set by environment to RING.", Fact("settings", "NCCL_ALGO", "RING")),
         ("AllReduce: 4096 Bytes -> Algo RING proto LL128 channel{Lo..Hi}={0..3}",
          Choice("AllReduce", 4096, "RING", "LL128")),
         ("262144 Bytes -> Algo 0 proto 1 time 54.707825", Choice("", 262144, "TREE", "LL128")),
         ("AllGather: opCount 1f sendbuff 0x1 recvbuff 0x2 count 8 datatype 7 op 0 root 0 comm 0x3 "
-         "[nranks=8] stream 0x4", Call("AllGather")),
+         "[nranks=8] stream 0x4", Choice("AllGather")),
         ("NET/IB : No device found.", Cards("IB", ())),
         ("NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/IB/SHARP [RO]; OOB eth0:10.0.0.1<0>",
          Cards("IB", ((0, "mlx5_0:1", "RoCE"), (1, "mlx5_1:1", "IB/SHARP")))),
@@ -135,7 +133,9 @@ def test_several_texts_on_a_line_are_told_apart():
 
 def test_a_version_glued_to_the_next_is_two():
     found = Splitter().split(b"NCCL version 2.7.8+cuda10.2NCCL version 2.7.8+cuda10.2")
-    assert [parse(text.decode()) for _, _, text in found] == [Version("2.7.8+cuda10.2")] * 2
+    assert [parse(text.decode()) for _, _, text in found] == [
+        Fact("versions", "", "2.7.8+cuda10.2")
+    ] * 2
 
 
 @pytest.mark.parametrize("name", ["job.log", "job.log.gz"])
