@@ -58,6 +58,9 @@ _STAMP = re.compile(
 )
 
 
+_TIME_OF_DAY = re.compile(rb"\W{0,2}(\d\d):(\d\d):(\d\d)\b(?!\.)")
+
+
 class Row(NamedTuple):
     """One report on iterations."""
 
@@ -183,10 +186,14 @@ def s_to_ns(value: float | None) -> int | None:
 
 
 def stamp_s(text: bytes) -> float | None:
-    """The last date and time in a text as seconds since 1970, ignoring time zones."""
+    """The last date and time in a text as seconds since 1970, ignoring time zones.
+
+    Without a date, those since midnight of a time at its beginning.
+    """
     found = next(iter(deque(_STAMP.finditer(text), maxlen=1)), None)
     if found is None:
-        return None
+        clock = _TIME_OF_DAY.match(text)
+        return sum(int(clock[n]) * 60 ** (3 - n) for n in (1, 2, 3)) * 1.0 if clock else None
     whole = _moment_s(*found.group(1, 2, 3, 4, 5, 6, 8))
     return None if whole is None else whole + (float(b"0." + found[7]) if found[7] else 0.0)
 

@@ -64,6 +64,7 @@ class Wording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     # Name to a regular expression with one group, anywhere in the record.
     fields: dict[str, str] = msgspec.field(default_factory=dict)
     timers: dict[str, str] = msgspec.field(default_factory=dict)  # The same for timers, in seconds.
+    beside: dict[str, str] = msgspec.field(default_factory=dict)  # Timers outside of the field `s`.
     # The same for timers that are sums since the last report.
     sums: dict[str, str] = msgspec.field(default_factory=dict)
     # The same for means since the start of the epoch, by the names of a field and of timers: means
@@ -194,11 +195,10 @@ class ReportGrammar(Grammar):
         if self._worth < _WHOLE and 0 < len(self.rows) < _FEWEST_PARTS:
             self.notes.append(NOTES["few_parts"])
         batch = self.facts.get("global_batch_size")
-        if self.rates and not self.rows:
+        if self.rates and batch and not self.rows:
             for rate in self.rates:
-                ns = s_to_ns(batch / rate) if batch else None
-                self.add(Row(iteration=None, duration_ns=ns, samples_per_s=rate))
-            self.notes += [NOTES["of_a_batch"]] * bool(batch)
+                self.add(Row(iteration=None, duration_ns=s_to_ns(batch / rate), samples_per_s=rate))
+            self.notes.append(NOTES["of_a_batch"])
 
     def _separate(self) -> None:
         """Use means between reports instead of single iterations, if others are between."""
@@ -252,6 +252,8 @@ class ReportGrammar(Grammar):
         mfu = values.get("mfu_percent", 0.0) / 100 or values.get("mfu", 0.0)
         if 0 < mfu < 1 and len(self.mfu) < _MAX_RATES:
             self.mfu.append(mfu)
+        beside = _values(wording.beside, record)
+        values |= {"s": values["s"] + sum(beside.values())} if beside else {}
         number, ns, span = self._timed(wording, values)
         stamp = stamp_s(line[0][: _MAX_LINE if wording.stamped else _MAX_START])
         is_timed = ns is not None or (wording.stamped and stamp is not None)
@@ -275,9 +277,9 @@ class ReportGrammar(Grammar):
         if "s" in (means := _values(wording.means, record)):
             count = values.get("iteration", 0.0) + 1  # as most programs count from 0
             self._means.append(_Means(len(self.rows) - 1, rank, count, means))
-        if not (wording.timers or wording.sums):
+        if not (wording.timers or wording.sums or beside):
             return
-        found = _values(wording.timers, record)
+        found = _values(wording.timers, record) | beside
         if last and last.iteration is not None and number is not None:
             span = max(number - last.iteration, 1)
             found |= {name: value / span for name, value in _values(wording.sums, record).items()}

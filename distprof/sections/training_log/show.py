@@ -200,7 +200,7 @@ def _shares(log: TrainingLogResult) -> dict[str, float]:
         if rest < -MIN_IDLE_RATIO * whole or not (is_whole or are_typed):
             return {}
     order = sorted(filter(times.get, times), key=lambda phase: -times[phase])
-    shares = {phase: times[phase] / whole for phase in order[:MOST_PARTS]}
+    shares = {phase: min(times[phase] / whole, 1.0) for phase in order[:MOST_PARTS]}
     has_backward = "forward" not in times or any("backward" in phase for phase in times)
     others = _OUTSIDE if has_backward else "backward and the rest"
     return shares | ({others: rest / whole} if rest > MIN_IDLE_RATIO * whole else {})
@@ -442,7 +442,9 @@ def _left_out(log: TrainingLogResult) -> str:
     """The first report, if it is far longer, or longer than few others: it may be what matters."""
     is_far = (log.first_ns or 0) > _FAR_LONGER * (log.median_ns or 0)
     is_told = (is_far or log.num_steady <= _FEW_REPORTS) and _first(log)
-    return f"The first report does not count: {_first(log).partition(',')[0]}." if is_told else ""
+    return (
+        f"The first report does not count: {_first(log).partition(', left')[0]}." if is_told else ""
+    )
 
 
 def _traced(report: Report) -> str:
