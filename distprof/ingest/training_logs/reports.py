@@ -28,6 +28,7 @@ from distprof.ingest.training_logs.grammar import (
     Grammar,
     Row,
     TimerValues,
+    has_lost,
     line_around,
     ms_to_ns,
     s_to_ns,
@@ -274,6 +275,7 @@ class ReportGrammar(Grammar):
             self.notes.append(wording.note)
         self._is_rate_alone = ns is None and self._is_rate_alone is None
         self.add(Row._make((number, ns, span, *map(values.get, RATES), rank, stamp)))
+        self.num_not_finite += has_lost(record)
         if "s" in (means := _values(wording.means, record)):
             count = values.get("iteration", 0.0) + 1  # as most programs count from 0
             self._means.append(_Means(len(self.rows) - 1, rank, count, means))

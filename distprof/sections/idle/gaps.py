@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.bounds import table_beside
 from distprof.intervals import EMPTY, Intervals, outermost
 from distprof.run.tables import NO_THREAD, Launches, RankTables, among, distinct
 from distprof.schema import ABSENT, Int64Array, Table
@@ -144,26 +145,11 @@ def is_loading(host: Table) -> NDArray[np.bool_]:
 
 # CPU calls that waited for the GPU: names and rows -----------------------------------------------
 
-BLOCKING_CALLS = frozenset(
-    f"{prefix}{call}"
-    for prefix in ("cuda", "hip")
-    for call in (
-        "StreamSynchronize",
-        "DeviceSynchronize",
-        "EventSynchronize",
-        "Memcpy",
-        "Memcpy2D",
-        "MemcpyToSymbol",
-        "MemcpyFromSymbol",
-        "Memset",
-        "Free",
-    )
-) | {"cuStreamSynchronize", "cuCtxSynchronize", "cuEventSynchronize", "cuMemFree_v2"}
+_CALLS = table_beside(__package__, "calls.toml")
+BLOCKING_CALLS = frozenset(_CALLS["blocking"])
 """Runtime and driver calls that return once the GPU has caught up."""
 
-COPY_CALLS = frozenset(
-    ("cudaMemcpyAsync", "hipMemcpyAsync", "hipMemcpyWithStream", "cudaMemcpy2DAsync")
-)
+COPY_CALLS = frozenset(_CALLS["copies"])
 """Copy calls that block in some cases (pageable memory). They count if they outlast the copy."""
 
 BLOCKING_COPY_NS = 20_000  # a copy call that does not block returns sooner
