@@ -272,6 +272,11 @@ class DeviceLog(msgspec.Struct, frozen=True, kw_only=True):
 # Training programs --------------------------------------------------------------------------------
 
 
+_FAR_BEHIND, _ALIKE = 3, 1.2
+"""Reports of as many iterations each before the first one of a log that begins late, and the ratio
+to others up to which that one is like them."""
+
+
 class TrainingFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Layout of the job according to the log; None for properties that the log does not give."""
 
@@ -315,14 +320,18 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
     def is_steady(self) -> Bools:
         """Mask of the reports that count: with a duration, and not the first or after a restart.
 
-        The first iterations allocate, compile and connect. If no other report has a duration, these
-        count.
+        The first iterations allocate, compile and connect, unless the log begins far behind them
+        and they are not longer. If no other report has a duration, these count.
         """
         timed = np.flatnonzero(self.duration_ns != ABSENT)
         number = self.iteration[timed]
         goes_back = (number[1:] != ABSENT) & (number[1:] < number[:-1])
         steady = np.zeros(len(self.iteration), np.bool_)
         steady[timed[1:][~goes_back]] = True
+        ns, known = self.duration_ns[timed], timed[number != ABSENT][:1]
+        is_late = (self.iteration[known] > _FAR_BEHIND * self.span[known]).any()
+        if is_late or self.origin.endswith("epochs"):
+            steady[timed[:1]] = ns[:1] <= (_ALIKE if is_late else 1.0) * ns[1:].max(initial=0)
         return steady if steady.any() else self.duration_ns != ABSENT
 
     @property

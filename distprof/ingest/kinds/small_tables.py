@@ -742,8 +742,9 @@ class _Said(NamedTuple):
     @property
     def names_a_run(self) -> bool:
         """Whether the words are a name: a list has those, and where, with what, a number."""
+        own = _PATTERNS["fillers"].sub("", self.name)
         has_letters = any(map(str.isalpha, self.name)) and not _MARKUP & {*self.name}
-        has_letters &= "|" not in self.before
+        has_letters &= "|" not in self.before and any(map(str.isalnum, own))
         if not has_letters or _PATTERNS["of_steps"].match(self.name):
             return False
         looks_like_one = _PATTERNS["name"].search(self.name)

@@ -58,6 +58,10 @@ _STAMP = re.compile(
 )
 
 
+_NOT_FINITE = re.compile(rb"(?i)loss\w{0,20}[\"']?[:=]? {0,8}(?<=[:= ])(?:nan|inf)\b")
+_TIME_OF_DAY = re.compile(rb"\W{0,2}(\d\d):(\d\d):(\d\d)\b(?!\.)")
+
+
 class Row(NamedTuple):
     """One report on iterations."""
 
@@ -93,6 +97,7 @@ class Grammar(msgspec.Struct):
     # Properties of the job, by the names of :class:`TrainingFacts`' fields and axes.
     facts: dict[str, int] = msgspec.field(default_factory=dict)
     num_unknown: int = 0  # Lines with a sign that could not be read.
+    num_not_finite: int = 0  # Reports whose loss is NaN or infinite.
     num_timer_lines: int = 0  # Lines with timers.
     num_timer_values: int = 0  # Number of timer values kept.
     # Throughput printed apart from reports, samples per second of all ranks together.
@@ -143,6 +148,11 @@ class Grammar(msgspec.Struct):
             self.is_full = True
 
 
+def has_lost(record: bytes) -> bool:
+    """Whether a report shows a loss that is NaN or infinite."""
+    return (b"nan" in record or b"inf" in record) and _NOT_FINITE.search(record) is not None
+
+
 def line_around(block: bytes, at: int, most: int) -> tuple[int, int]:
     """Start and end of the line around a position; of a longer line, from there to its end."""
     start = block.rfind(b"\n", max(at - most, 0), at) + 1
@@ -183,10 +193,14 @@ def s_to_ns(value: float | None) -> int | None:
 
 
 def stamp_s(text: bytes) -> float | None:
-    """The last date and time in a text as seconds since 1970, ignoring time zones."""
+    """The last date and time in a text as seconds since 1970, ignoring time zones.
+
+    Without a date, those since midnight of a time at its beginning.
+    """
     found = next(iter(deque(_STAMP.finditer(text), maxlen=1)), None)
     if found is None:
-        return None
+        clock = _TIME_OF_DAY.match(text)
+        return sum(int(clock[n]) * 60 ** (3 - n) for n in (1, 2, 3)) * 1.0 if clock else None
     whole = _moment_s(*found.group(1, 2, 3, 4, 5, 6, 8))
     return None if whole is None else whole + (float(b"0." + found[7]) if found[7] else 0.0)
 
@@ -255,6 +269,8 @@ def to_log(
     notes = [*chosen.notes, *of_job, *_left_out(chosen, others)]
     if chosen.mfu:
         notes += use_notes(median(chosen.mfu[len(chosen.mfu) // 2 :]), "an MFU of {}")
+    if chosen.num_not_finite:
+        notes.append(NOTES["not_finite"].format(chosen.num_not_finite, len(chosen.rows)))
     rows, kept = _of_one_rank(chosen.rows, notes)
     timers = {name: _timer(values, kept, len(rows)) for name, values in chosen.timers.items()}
     rows, timers, unprinted_ns = _compared_with_the_clock(rows, timers, notes)

@@ -31,6 +31,7 @@ from distprof.ingest.training_logs.grammar import (
     Grammar,
     Row,
     byte_patterns,
+    has_lost,
     line_around,
     s_to_ns,
     stamp_s,
@@ -151,6 +152,7 @@ class NamedNumbersGrammar(Grammar):
             report = _read(block[start:end]) if end - start < _MAX_LINE else None
             if report is not None:
                 self._found.append(report)
+                self.num_not_finite += has_lost(block[start:end])
 
     def finish(self) -> None:
         """Decide on units, and whether these are the reports of a training program."""

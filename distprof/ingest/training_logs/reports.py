@@ -28,6 +28,7 @@ from distprof.ingest.training_logs.grammar import (
     Grammar,
     Row,
     TimerValues,
+    has_lost,
     line_around,
     ms_to_ns,
     s_to_ns,
@@ -64,6 +65,7 @@ class Wording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     # Name to a regular expression with one group, anywhere in the record.
     fields: dict[str, str] = msgspec.field(default_factory=dict)
     timers: dict[str, str] = msgspec.field(default_factory=dict)  # The same for timers, in seconds.
+    beside: dict[str, str] = msgspec.field(default_factory=dict)  # Timers outside of the field `s`.
     # The same for timers that are sums since the last report.
     sums: dict[str, str] = msgspec.field(default_factory=dict)
     # The same for means since the start of the epoch, by the names of a field and of timers: means
@@ -251,6 +253,8 @@ class ReportGrammar(Grammar):
         mfu = values.get("mfu_percent", 0.0) / 100 or values.get("mfu", 0.0)
         if 0 < mfu < 1 and len(self.mfu) < _MAX_RATES:
             self.mfu.append(mfu)
+        beside = _values(wording.beside, record)
+        values |= {"s": values["s"] + sum(beside.values())} if beside else {}
         number, ns, span = self._timed(wording, values)
         stamp = stamp_s(line[0][: _MAX_LINE if wording.stamped else _MAX_START])
         is_timed = ns is not None or (wording.stamped and stamp is not None)
@@ -271,12 +275,13 @@ class ReportGrammar(Grammar):
             self.notes.append(wording.note)
         self._is_rate_alone = ns is None and self._is_rate_alone is None
         self.add(Row._make((number, ns, span, *map(values.get, RATES), rank, stamp)))
+        self.num_not_finite += has_lost(record)
         if "s" in (means := _values(wording.means, record)):
             count = values.get("iteration", 0.0) + 1  # as most programs count from 0
             self._means.append(_Means(len(self.rows) - 1, rank, count, means))
-        if not (wording.timers or wording.sums):
+        if not (wording.timers or wording.sums or beside):
             return
-        found = _values(wording.timers, record)
+        found = _values(wording.timers, record) | beside
         if last and last.iteration is not None and number is not None:
             span = max(number - last.iteration, 1)
             found |= {name: value / span for name, value in _values(wording.sums, record).items()}

@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.bounds import table_beside
 from distprof.intervals import EMPTY, Intervals, outermost
 from distprof.run.tables import NO_THREAD, Launches, RankTables, among, distinct
 from distprof.schema import ABSENT, Int64Array, Table
@@ -145,7 +144,21 @@ def is_loading(host: Table) -> NDArray[np.bool_]:
 
 # CPU calls that waited for the GPU: names and rows -----------------------------------------------
 
-BLOCKING_CALLS = frozenset(table_beside(__package__, "gaps.toml")["blocking_calls"])
+BLOCKING_CALLS = frozenset(
+    f"{prefix}{call}"
+    for prefix in ("cuda", "hip")
+    for call in (
+        "StreamSynchronize",
+        "DeviceSynchronize",
+        "EventSynchronize",
+        "Memcpy",
+        "Memcpy2D",
+        "MemcpyToSymbol",
+        "MemcpyFromSymbol",
+        "Memset",
+        "Free",
+    )
+) | {"cuStreamSynchronize", "cuCtxSynchronize", "cuEventSynchronize", "cuMemFree_v2"}
 """Runtime and driver calls that return once the GPU has caught up."""
 
 COPY_CALLS = frozenset(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from statistics import median
 from typing import TYPE_CHECKING
 
 from distprof.bounds import table_beside
@@ -36,8 +37,14 @@ LONG_REDUCTION = 0.15
 """Share of an iteration from which the gradients' reduction is a finding."""
 
 _SKEWED = 1.5  # Ratio of the mean to the median
+_FEWEST_MODES, _FAR, _MOST_APART = (
+    6,
+    3,
+    4,
+)  # Reports, ratio of two groups, and of all to the smaller
 
 _SHORT = "GPU memory is short"
+_FIRST = ("Evaluation takes", "The loss is NaN or infinite")
 _TOLD = (_SHORT, "The log does not say", "The log names no unit", "So little use")
 """Beginnings of notes on which every time depends, or, at the end, that ask for a larger batch."""
 
@@ -56,8 +63,8 @@ def training_verdict(report: Report) -> VerdictText:
     is_short = any(note.startswith(_SHORT) for note in log.unavailable)
     nccl_line = (nccl_verdict(report) or ("",))[0]
     line, undecided = _line(log), ("", "")
-    if pauses := next((n for n in log.unavailable if n.startswith("Evaluation takes")), ""):
-        line = f"{pauses} {line}"
+    for note in (one for one in log.unavailable if one.startswith(_FIRST)):
+        line = f"{note} {line}"
     if nccl_line and log.mean_ns is not None and log.idle_ratio is None:  # the best available
         time = f"{_what(log)} takes {format_duration(log.mean_ns)}"
         line, nccl_line = f"{time}; {nccl_line[:1].lower()}{nccl_line[1:]}", ""
@@ -152,6 +159,8 @@ def _line(log: TrainingLogResult) -> str:
     if _is_skewed(log):
         longest = f"but the longest {format_duration(log.max_ns)}"
         time = f"{_what(log)} usually takes {usual}, {longest}: that makes the mean {mean}"
+    elif modes := _modes(log):
+        time = f"{time}: {modes}"
     use = next((n.removeprefix(USE) for n in log.unavailable if n.startswith(USE)), "")
     if log.idle_ratio is None:
         use = f", at {use}" if use and not _is_skewed(log) else ""
@@ -200,7 +209,7 @@ def _shares(log: TrainingLogResult) -> dict[str, float]:
         if rest < -MIN_IDLE_RATIO * whole or not (is_whole or are_typed):
             return {}
     order = sorted(filter(times.get, times), key=lambda phase: -times[phase])
-    shares = {phase: times[phase] / whole for phase in order[:MOST_PARTS]}
+    shares = {phase: min(times[phase] / whole, 1.0) for phase in order[:MOST_PARTS]}
     has_backward = "forward" not in times or any("backward" in phase for phase in times)
     others = _OUTSIDE if has_backward else "backward and the rest"
     return shares | ({others: rest / whole} if rest > MIN_IDLE_RATIO * whole else {})
@@ -222,6 +231,18 @@ def _phases(log: TrainingLogResult, before: int) -> str:
 def _is_skewed(log: TrainingLogResult) -> bool:
     """Whether few long iterations make the mean, so that the median is what is usual."""
     return (log.mean_ns or 0) > _SKEWED * (log.median_ns or math.inf)
+
+
+def _modes(log: TrainingLogResult) -> str:
+    """For example ``3 of 8 reports show about 40.0 s, the others 4.0 s``, if none is between."""
+    ns = sorted(log.steady_ns)
+    if len(ns) < _FEWEST_MODES:
+        return ""
+    ratio, num = max((b / max(a, 1), i) for i, (a, b) in enumerate(pairwise(ns), start=1))
+    if ratio < _FAR or not len(ns) <= _MOST_APART * min(num, len(ns) - num):
+        return ""
+    few, many = (format_duration(median(part)) for part in (ns[num:], ns[:num]))
+    return f"{len(ns) - num} of {len(ns)} reports show about {few}, the others {many}"
 
 
 def _of_reports(log: TrainingLogResult) -> str:
@@ -442,7 +463,9 @@ def _left_out(log: TrainingLogResult) -> str:
     """The first report, if it is far longer, or longer than few others: it may be what matters."""
     is_far = (log.first_ns or 0) > _FAR_LONGER * (log.median_ns or 0)
     is_told = (is_far or log.num_steady <= _FEW_REPORTS) and _first(log)
-    return f"The first report does not count: {_first(log).partition(',')[0]}." if is_told else ""
+    return (
+        f"The first report does not count: {_first(log).partition(', left')[0]}." if is_told else ""
+    )
 
 
 def _traced(report: Report) -> str:

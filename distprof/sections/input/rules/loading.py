@@ -284,7 +284,7 @@ def _fix(order: list[int]) -> str:
 @rule(
     "INP109",
     Severity.WARNING,
-    input_ratio=Limit(0.1, "share of an iteration that waiting for input may take"),
+    input_ratio=Limit(0.2, "share of an iteration that waiting for input may take"),
 )
 def input_bound_by_log(
     log: TrainingLogResult, stragglers: StragglersResult, limits: Limits

@@ -66,7 +66,7 @@ def test_the_example_yields_its_values_and_no_other_program_takes_it(wording):
         named = {name: values.pop(name) * MS for name in list(values) if name != "ms"}
         assert {name: one.ns[0] for name, one in grammar.timers.items()} == named
         grammar.timers.clear()
-    timers = {name: values.pop(name) for name in wording.timers}
+    timers = {name: values.pop(name) for name in (*wording.timers, *wording.beside)}
     assert {name: one.ns[0] / 1e9 for name, one in grammar.timers.items()} == pytest.approx(timers)
     units = (("elapsed_ms", 1), ("elapsed_s", 1e3), ("elapsed_h", 3.6e6))
     if elapsed := sum(values.get(name, 0.0) * unit for name, unit in units):
