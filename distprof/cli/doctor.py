@@ -16,7 +16,6 @@ from typing import Literal
 
 import click
 
-from distprof.bounds import table_beside
 from distprof.cli.app import ExitCode
 from distprof.cli.options import debug_option
 from distprof.cli.output import has_color, terminal_width, to_stdout
@@ -31,7 +30,19 @@ _REQUIRED = (
 )
 _NOT_EVERYWHERE = {"isal": "zlib decompresses gzip instead, which is slower"}
 """Required packages that some CPU architectures lack, and what happens without them."""
-_EXTRAS = table_beside(__package__, "extras.toml")
+_EXTRAS = {
+    "run": "torch",
+    "hta": "hta",
+    "dask": "distributed",
+    "s3": "s3fs",
+    "gcs": "gcsfs",
+    "azure": "adlfs",
+    "mcp": "mcp",
+    "otel": "opentelemetry.sdk",
+    "prometheus": "prometheus_client",
+    "lightning": "lightning",
+    "transformers": "transformers",
+}
 _ALL = "all"
 """The extra that contains all others."""
 _TOOLKITS = ("cuda", "rocm", "hip", "xpu")

@@ -7,11 +7,34 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from distprof.bounds import TooLargeError, table_beside
+from distprof.bounds import TooLargeError
 from distprof.errors import DistprofError, MissingExtraError, RemoteError, UsageError
 from distprof.escape import plain
 
-_CREDENTIALS = table_beside(__package__, "credentials.toml")
+_NO_CREDENTIALS = {
+    "NoCredentialsError",  # botocore
+    "PartialCredentialsError",
+    "ProfileNotFound",
+    "CredentialRetrievalError",
+    "TokenRetrievalError",
+    "SSOTokenLoadError",
+    "UnauthorizedSSOTokenError",
+    "DefaultCredentialsError",  # google.auth
+    "RefreshError",
+    "ClientAuthenticationError",  # azure
+    "CredentialUnavailableError",
+}
+_WORDS_OF_NO_CREDENTIALS = ("with credentials", "could not authenticate", "anonymous caller")
+
+_CREDENTIAL_FIXES = {
+    "s3": "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; "
+    "for a public bucket FSSPEC_S3_ANON=true",
+    "gs": "run: gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS; "
+    "for a public bucket FSSPEC_GS_TOKEN=anon",
+    "az": "set AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME with "
+    "AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN",
+}
+"""How to provide credentials to the package of each store, by the usual name of the protocol."""
 
 _USUAL_NAMES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az"}
 _MAX_WORDS = 300
@@ -38,8 +61,8 @@ def explained(url: str, error: BaseException) -> OSError:
         return error
     name, words = type(error).__name__, plain(" ".join(str(error).split()))[:_MAX_WORDS]
     protocol = url.partition("://")[0]
-    if name in _CREDENTIALS["errors"] or any(w in words.lower() for w in _CREDENTIALS["words"]):
-        fix = _CREDENTIALS["fixes"].get(_USUAL_NAMES.get(protocol, protocol), "")
+    if name in _NO_CREDENTIALS or any(sign in words.lower() for sign in _WORDS_OF_NO_CREDENTIALS):
+        fix = _CREDENTIAL_FIXES.get(_USUAL_NAMES.get(protocol, protocol), "")
         return UnusableStoreError(f"no credentials for {protocol}:// ({words or name})", fix)
     if isinstance(error, PermissionError) or getattr(error, "status", None) in (401, 403):
         return StoreError(
@@ -59,7 +82,7 @@ def is_final(error: BaseException) -> bool:
         return True
     if (
         isinstance(error, (ChangedError, UnusableStoreError))
-        or type(error).__name__ in _CREDENTIALS["errors"]
+        or type(error).__name__ in _NO_CREDENTIALS
     ):
         return True
     return isinstance(error, OSError) and error.errno == errno.EINVAL

@@ -19,13 +19,27 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 
-from distprof.bounds import table_beside
 from distprof.replay import Graph
 from distprof.run.evidence import OperationLog
 from distprof.run.tables import numbers_in, runs_of
 from distprof.schema import Bools, Int64Array, Table
 
-KINDS: tuple[str, ...] = tuple(table_beside(__package__, "kinds.toml")["kinds"])
+KINDS = (
+    "forward-compute",
+    "backward-compute",
+    "forward-send",
+    "forward-recv",
+    "backward-send",
+    "backward-recv",
+    "params-all-gather",
+    "grads-reduce-scatter",
+    "separate-grads-all-reduce",
+    "layernorm-grads-all-reduce",
+    "embedding-grads-all-reduce",
+    "optimizer-clip-main-grad",
+    "optimizer",
+    "gc",
+)
 """Kinds with a known place in a step; ``StepRows.kind`` is an index into them."""
 
 MESSAGES = ("forward-send", "forward-recv", "backward-send", "backward-recv")
