@@ -14,8 +14,7 @@ from distprof.sections.shares import WIDER_TRANSFER, StepTimes
 from distprof.sections.step_log import StepLogResult
 from distprof.sections.stragglers import StragglersResult
 from distprof.sections.time import StepTimeResult
-from distprof.sections.training_log import TrainingLogResult
-from distprof.sections.training_log.show import LONG_REDUCTION, reduction
+from distprof.sections.training_log import LONG_REDUCTION, TrainingLogResult
 from distprof.terms import Confidence, Severity
 from distprof.units import NS_PER_S, format_bytes, format_duration, format_ratio
 
@@ -390,6 +389,8 @@ def gradient_reduction_by_log(
     """According to the training program's own timer, the reduction of gradients takes a large part
     of each iteration, and nothing overlaps with it.
     """
+    from distprof.sections.training_log.show import reduction  # drawing needs numpy, rules do not
+
     timer, ratio, of = reduction(log)
     if timer is None or ratio < limits["share"] or stragglers.ranks:  # a trace says more
         return

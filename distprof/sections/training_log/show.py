@@ -16,7 +16,12 @@ from distprof.sections.nccl.show import jobs_fact, nccl_verdict, told
 from distprof.sections.parts import is_recorded
 from distprof.sections.summaries.show import scaling_lines
 from distprof.sections.table import Bar, Column, TableView, counted, facts_table, rows_table
-from distprof.sections.training_log import ONLY_FIRST, TrainingLogResult, TrainingTimer
+from distprof.sections.training_log import (
+    LONG_REDUCTION,
+    ONLY_FIRST,
+    TrainingLogResult,
+    TrainingTimer,
+)
 from distprof.units import capitalized, format_duration, format_ratio
 
 if TYPE_CHECKING:
@@ -32,9 +37,6 @@ MOST_PARTS = 4
 
 _FEW_REPORTS, _FAR_LONGER = 3, 10
 """Up to this many reports, someone chose them one by one."""
-
-LONG_REDUCTION = 0.15
-"""Share of an iteration from which the gradients' reduction is a finding."""
 
 _SKEWED = 1.5  # Ratio of the mean to the median
 _FEWEST_MODES, _FAR, _MOST_APART = (
