@@ -1816,11 +1816,12 @@ def _nan(output: JobOutput) -> EndingResult | None:
         return None
     event = min(events, key=lambda e: ("norm" in e.fields, float(e.fields.get("scale", 0))))
     is_once = len(events) == 1 and not (event.again or _is_at_end(event, output, 1))
-    if is_once and _of(output, "complaint"):
+    if is_once and ("loss" in event.fields or _of(output, "complaint")):
         return None
-    if "scale" in event.fields:  # one that fell long ago recovered
+    if _row(event).says:  # one that fell, or was infinite, long ago recovered
         told, steps = _told(event)
-        return _made("nan", f"{told}.", event, *steps) if _is_at_end(event, output) else None
+        is_still = output.lines_of.get(event.file, 0) - max(event.line, event.again) <= _NEAR_LINES
+        return _made("nan", f"{told}.", event, *steps) if is_still else None
     step = next(
         (event.fields[n] for n in ("step", "iteration", "updates") if n in event.fields), ""
     )

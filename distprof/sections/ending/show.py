@@ -99,10 +99,11 @@ def ending_verdict(report: Report) -> VerdictText:
 
 def until(report: Report) -> tuple[str, ...]:
     """What the iterations say of a job whose end only people report."""
-    is_alone = report.ending.cause == "complaint" or words().said["title"] in report.ending.verdict
+    kind, text = report.ending.cause, report.ending.verdict
+    is_alone = kind in ("complaint", "nan") or words().said["title"] in text
     has_steps = report.training_log.num_reports > 1
     trained = training_verdict(report) if has_steps and is_alone else None
-    return (f"Until then: {trained[0]}",) if trained else ()
+    return (f"{'' if kind == 'nan' else 'Until then: '}{trained[0]}",) if trained else ()
 
 
 def ending_origin(report: Report) -> str:
