@@ -18,7 +18,16 @@ FORMATS = (*PAGE_FORMATS, *CI_FORMATS)
 """Formats of a report: names that its ``--format`` accepts."""
 
 
-class ActivityKind(IntEnum):
+class Labelled(IntEnum):
+    """An enumeration whose members have a name in reports."""
+
+    @property
+    def label(self) -> str:
+        """The name in reports, for example ``all_reduce``."""
+        return self.name.lower()
+
+
+class ActivityKind(Labelled):
     """The kind of a GPU activity. Stored as int8 in tables."""
 
     COMPUTATION = 0
@@ -28,7 +37,7 @@ class ActivityKind(IntEnum):
     WAITING = 4  # blocked in a send or receive whose transfer time is unknown
 
 
-class CollectiveKind(IntEnum):
+class CollectiveKind(Labelled):
     """The operation that a communication activity carries out. Stored as int8 in tables."""
 
     UNKNOWN = 0
@@ -44,11 +53,6 @@ class CollectiveKind(IntEnum):
     RECV = 10
     SEND_RECV = 11  # grouped point-to-point: the trace does not give the direction
     BARRIER = 12
-
-    @property
-    def label(self) -> str:
-        """The name in reports, for example ``all_reduce``."""
-        return self.name.lower()
 
     @property
     def is_point_to_point(self) -> bool:
@@ -116,7 +120,7 @@ DATA_AXES = (MeshAxis.DP, MeshAxis.DP_REPLICATE, MeshAxis.DP_SHARD, MeshAxis.WOR
 """Axes whose ranks train on different data."""
 
 
-class SlotKind(IntEnum):
+class SlotKind(Labelled):
     """The action of a pipeline stage on a micro-batch. Stored as int8 in tables."""
 
     FORWARD = 0

@@ -244,7 +244,7 @@ def _lengths(orders: Orders, durations: Durations | NDArray[Any]) -> Int64Array:
     length = np.zeros(len(orders), np.int64)
     for kind in map(SlotKind, np.unique(orders.kind).tolist()):
         if kind not in given:
-            raise ValueError(f"no duration of {kind.name.lower()} actions is given")
+            raise ValueError(f"no duration of {kind.label} actions is given")
         rows = orders.kind == kind
         length[rows] = _by_stage(orders, given[kind])[rows]
     return length

@@ -288,6 +288,12 @@ def test_mfu_without_a_model_is_that_of_counted_flop():
     assert found.unavailable == ()
 
 
+def test_products_in_fp64_are_not_held_against_the_peak_of_bf16():
+    found = counted(flop=2e13, precision="fp64")
+    assert (found.mfu_ratio, found.peak_flops) == (None, None)
+    assert "no peak for fp64" in found.unavailable[0]
+
+
 def test_flop_of_some_products_only_are_no_figure():
     found = counted(flop=2e13, counted_ratio=0.8)
     assert found.mfu_ratio is None

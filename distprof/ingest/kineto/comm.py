@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.bounds import table_beside
 from distprof.ingest.kineto.damage import as_int, as_text
 from distprof.ingest.kineto.events import DECODE_ANY, DECODE_RAW
 from distprof.ingest.kineto.framing import Boundary
@@ -21,11 +20,30 @@ _NAME_KEY = b'"name": '
 _SAMPLE = 1 << 16
 _NEAR = 1 << 14
 
-_KEYS = table_beside(__package__, "events.toml")["comm"]
-INTEGER_KEYS: Mapping[str, Sequence[str]] = _KEYS["integers"]
+INTEGER_KEYS = {
+    "external_id": ("External id", "external id"),
+    "in_nelems": ("In msg nelems",),
+    "out_nelems": ("Out msg nelems",),
+    "group_size": ("Group size",),
+    "seq": ("Seq",),
+    "src_rank": ("Src Rank",),
+    "dst_rank": ("Dst Rank",),
+}
 """Integer columns of COMM_ARGS, and the argument keys to try for each, in order."""
 
-TEXT_KEYS: Mapping[str, Sequence[str]] = _KEYS["texts"]
+TEXT_KEYS = {
+    "collective": ("Collective name",),
+    "dtype": ("dtype",),
+    "group": ("Process Group Name",),
+    "group_desc": ("Process Group Description",),
+    "group_ranks": ("Process Group Ranks",),
+    "comms_id": ("Comms Id",),
+    "in_splits": ("In split size",),
+    "out_splits": ("Out split size",),
+    "input_dims": ("Input Dims", "Input dims"),
+    "input_types": ("Input type",),
+    "concrete_inputs": ("Concrete Inputs",),
+}
 """Text columns and their argument keys; other values become JSON."""
 
 
@@ -216,7 +234,7 @@ def _arguments_if(row: Wanted, text: bytes | bytearray) -> Mapping[str, Any] | N
     return arguments if isinstance(arguments, dict) else {}
 
 
-def _values(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[Any]:
+def _values(rows: Sequence[Mapping[str, Any]], keys: tuple[str, ...]) -> list[Any]:
     """The value of each row under the first of ``keys`` that its arguments have, else None."""
     key, *others = keys
     values = [arguments.get(key) for arguments in rows]

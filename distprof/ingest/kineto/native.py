@@ -188,7 +188,7 @@ def _settings() -> dict[str, Any]:
     columns = (*INTEGER_KEYS.values(), *TEXT_KEYS.values())
     arguments = tuple(dict.fromkeys((*_ALWAYS, *(key for keys in columns for key in keys))))
 
-    def numbers(columns: Mapping[str, Sequence[str]]) -> tuple[tuple[int, ...], ...]:
+    def numbers(columns: Mapping[str, tuple[str, ...]]) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(arguments.index(key) for key in keys) for keys in columns.values())
 
     return {

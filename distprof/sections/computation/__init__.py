@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import IntEnum
 from typing import TypeVar
 
 import msgspec
@@ -12,6 +11,7 @@ from msgspec.structs import replace
 from distprof.artefacts.record import Record
 from distprof.bounds import table_beside
 from distprof.sections.base import Result
+from distprof.terms import Labelled
 
 FP32_KERNELS = r"(?<![a-z])(?:sgemm|scudnn)(?![a-z])"
 """Matches names of kernels that multiply fp32 without tensor cores."""
@@ -52,7 +52,7 @@ class Saves:
 SAVING_TITLES: Mapping[str, str] = table_beside(__package__, "titles.toml")
 
 
-class Pass(IntEnum):
+class Pass(Labelled):
     """What part of a step an operator belongs to."""
 
     OTHER = 0
@@ -60,11 +60,6 @@ class Pass(IntEnum):
     BACKWARD = 2
     RECOMPUTATION = 3
     OPTIMIZER = 4
-
-    @property
-    def label(self) -> str:
-        """As in the report."""
-        return self.name.lower()
 
 
 class OperatorStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from functools import cache, lru_cache
 
 import msgspec
@@ -44,13 +43,13 @@ def strong(operator: str) -> int:
         return ABSENT
     if _INDUCTOR.match(operator):  # named like its kernel
         return ABSENT
-    return _first(operator, (one.strong for one in categories().values()))
+    return _first(operator, "strong")
 
 
 @lru_cache(_MOST_KNOWN)
 def weak(operator: str) -> int:
     """The category of an operator that others are made of, else ABSENT."""
-    return _first(operator, (one.weak for one in categories().values()))
+    return _first(operator, "weak")
 
 
 @lru_cache(_MOST_KNOWN)
@@ -58,8 +57,7 @@ def of_kernel(kernel: str) -> int:
     """The category of a kernel by its name alone; ``other`` if it says nothing."""
     if made := _INDUCTOR.match(kernel):
         return _of_inductor(kernel, made["kind"])
-    found = _first(kernel, (one.kernels for one in categories().values()))
-    return number_of("other") if found == ABSENT else found
+    return _first(kernel, "kernels")
 
 
 _INDUCTOR = re.compile(r"triton_(?P<kind>poi|red|per|split_red|mix|for|tem)_fused_")
@@ -89,8 +87,9 @@ _ONLY_COPIES = re.compile(
 )
 
 
-def _first(name: str, expressions: Iterable[tuple[re.Pattern[str], ...]]) -> int:
-    for number, patterns in enumerate(expressions):
-        if any(pattern.search(name) for pattern in patterns):
+def _first(name: str, field: str) -> int:
+    """The first category with a matching expression in this field; ABSENT without one."""
+    for number, one in enumerate(categories().values()):
+        if any(pattern.search(name) for pattern in getattr(one, field)):
             return number
     return ABSENT

@@ -73,6 +73,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     peaks: dict[str, float] = {}  # FLOP per second by type.
     memory: float | None = None  # Bytes per second.
     is_measured: bool = False  # Whether ``distprof bench --compute`` measured them.
+    multiprocessors: int | None = None  # Of each GPU; None if unknown, or if ranks differ.
     unavailable: tuple[str, ...] = ()  # Why a measurement is not used.
 
     def judge(
@@ -102,11 +103,14 @@ def limits_of(run: Run, sheet: Sheet, profile: FabricFile | None) -> Limits:
     A product in fp32 has one in the sheet only if it runs on tensor cores.
     """
     names = {rank.device.name for rank in run.ranks}
+    sizes = {rank.device.num_multiprocessors for rank in run.ranks}
     name = names.pop() if len(names) == 1 else ""
+    limits = Limits(multiprocessors=sizes.pop() if len(sizes) == 1 else None)
     unused: tuple[str, ...] = ()
     if profile is not None and (profile.rates or profile.memory_bytes_per_s):
         if profile.device == name:
-            return Limits(
+            return replace(
+                limits,
                 peaks={rate.dtype: rate.flops for rate in profile.rates},
                 memory=profile.memory_bytes_per_s,
                 is_measured=True,
@@ -115,10 +119,10 @@ def limits_of(run: Run, sheet: Sheet, profile: FabricFile | None) -> Limits:
         unused = (f"the measured speed is not used: it is that of {profile.device}, not of {ran}",)
     gpu = recognise_gpu(sheet, name) if name else None
     if gpu is None:
-        return Limits(unavailable=unused)
+        return replace(limits, unavailable=unused)
     peaks = {"bf16": gpu.bf16_flops, "fp16": gpu.bf16_flops, "tf32": gpu.bf16_flops / 2}
-    fp8 = {} if gpu.fp8_flops is None else {"fp8": gpu.fp8_flops}
-    return Limits(peaks={**peaks, **fp8}, memory=gpu.memory_bandwidth, unavailable=unused)
+    peaks |= {} if gpu.fp8_flops is None else {"fp8": gpu.fp8_flops}
+    return replace(limits, peaks=peaks, memory=gpu.memory_bandwidth, unavailable=unused)
 
 
 def rank_kernel_calls(
@@ -208,10 +212,10 @@ def analyze_computation(
         num_steps=analyses.num_windows,
         total_ns=total_ns,
         categories=_category_rows(rows),
-        operators=operator_rows(rows, run, limits),
+        operators=operator_rows(rows, limits),
         modules=_module_rows(explained.values(), total_ns),
         graph_ratio=sum(rank.graph_ns for rank in explained.values()) / max(total_ns, 1),
-        small_ratio=_small_ratio(rows, _multiprocessors(run)),
+        small_ratio=_small_ratio(rows, limits),
         savings=_savings(explained.values()),
         regions=max((rank.regions for rank in explained.values()), key=_time_of),
         flop=_known_flop(rows),
@@ -341,17 +345,15 @@ def _category_rows(stats: Sequence[OperatorStats]) -> tuple[CategoryRow, ...]:
     return tuple(sorted(rows, key=lambda row: -row.total_ns))
 
 
-def operator_rows(
-    stats: Iterable[OperatorStats], run: Run, limits: Limits
-) -> tuple[OperatorRow, ...]:
+def operator_rows(stats: Iterable[OperatorStats], limits: Limits) -> tuple[OperatorRow, ...]:
     """Rows of a report, longest first, with what limits them."""
-    together, multiprocessors = _together(stats), _multiprocessors(run)
+    together = _together(stats)
     rest = _rest(together[TABLE_LIMIT:], category=number_of("other"), part=Pass.OTHER)
     rows = (*together[:TABLE_LIMIT], *rest)
-    return tuple(_operator_row(row, limits, multiprocessors) for row in rows)
+    return tuple(_operator_row(row, limits) for row in rows)
 
 
-def _operator_row(row: OperatorStats, limits: Limits, multiprocessors: int | None) -> OperatorRow:
+def _operator_row(row: OperatorStats, limits: Limits) -> OperatorRow:
     work, flop, seconds = work_of(row.name, row.inputs), _flop(row), row.total_ns / NS_PER_S
     moved = None if work.bytes is None else work.bytes * row.num_calls
     bound, ratio = limits.judge(_multiplied(row), flop, moved, seconds)
@@ -369,22 +371,17 @@ def _operator_row(row: OperatorStats, limits: Limits, multiprocessors: int | Non
         bytes_per_s=None if moved is None else moved / seconds,
         bound=bound,
         peak_ratio=ratio,
-        filled_ratio=_filled_ratio(row, multiprocessors),
+        filled_ratio=_filled_ratio(row, limits),
     )
 
 
-def _multiprocessors(run: Run) -> int | None:
-    """Multiprocessors of each GPU; None if unknown, or if ranks differ."""
-    found = {rank.device.num_multiprocessors for rank in run.ranks}
-    return found.pop() if len(found) == 1 else None
+def _filled_ratio(row: OperatorStats, limits: Limits) -> float | None:
+    size = limits.multiprocessors
+    return min(row.blocks / size, 1.0) if size and row.blocks > 0 else None
 
 
-def _filled_ratio(row: OperatorStats, multiprocessors: int | None) -> float | None:
-    return min(row.blocks / multiprocessors, 1.0) if multiprocessors and row.blocks > 0 else None
-
-
-def _small_ratio(rows: Iterable[OperatorStats], multiprocessors: int | None) -> float | None:
-    ratios = [(_filled_ratio(row, multiprocessors), row.total_ns) for row in rows]
+def _small_ratio(rows: Iterable[OperatorStats], limits: Limits) -> float | None:
+    ratios = [(_filled_ratio(row, limits), row.total_ns) for row in rows]
     known = sum(ns for ratio, ns in ratios if ratio is not None)
     small = sum(ns for ratio, ns in ratios if ratio is not None and ratio < SMALL_KERNEL)
     return small / known if known else None

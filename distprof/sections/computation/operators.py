@@ -266,10 +266,6 @@ def _launched_by(
     The operator is the outermost one that FLOP are known of, or else the innermost one around the
     launch.
     """
-    known = inside >= 0
-    if not known.any():
-        nothing = np.full(len(inside), ABSENT, np.int32)
-        return nothing.astype(np.int64), nothing.copy(), nothing * 0
     names, categories_of = host.coded("name"), host.coded("category")
     code = names.codes[operators.row]
     is_call = categories_of.equals(MODULE_CATEGORY)[operators.row]
@@ -284,14 +280,16 @@ def _launched_by(
     category = np.where(strongly == ABSENT, weakly, strongly)
     outer = operators.outermost(_verdicts(names.values, is_counted)[code] > 0)
     inner = operators.innermost(~is_call)
-    chosen = np.where(outer[inside] >= 0, outer[inside], inner[inside])
+    known = inside >= 0
+    at, size = inside[known], len(inside)
+    chosen = np.where(outer[at] >= 0, outer[at], inner[at])
     is_operator = categories_of.equals("cpu_op")[operators.row[chosen]] & (chosen >= 0)
     is_operator &= ~names.finds(_COMPILED)[operators.row[chosen]]
-    return (
-        np.where(known & is_operator, operators.row[chosen], ABSENT),
-        np.where(known, category[inside], ABSENT).astype(np.int32),
-        np.where(known, part[inside], Pass.OTHER).astype(np.int32),
-    )
+    row, found = np.full(size, ABSENT, np.int64), np.full(size, ABSENT, np.int32)
+    passes = np.full(size, Pass.OTHER, np.int32)
+    row[known] = np.where(is_operator, operators.row[chosen], ABSENT)
+    found[known], passes[known] = category[at], part[at]
+    return row, found, passes
 
 
 def completed_inputs(operators: Operators, row: Int64Array, host: Table) -> Coded:

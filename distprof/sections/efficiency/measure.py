@@ -307,7 +307,9 @@ def _peak(device: str, precision: str, gpu: Gpu | None) -> tuple[float | None, s
         return gpu.bf16_flops / 2, ""
     if precision == "fp8":
         return gpu.fp8_flops, f"{gpu.title} has no fp8 on the hardware sheet"
-    return gpu.bf16_flops, ""
+    if precision in ("bf16", "fp16"):
+        return gpu.bf16_flops, ""
+    return None, f"the hardware sheet has no peak for {precision}"
 
 
 def _while_computing(computed: float, peak: float, waterfall: WaterfallResult) -> float | None:

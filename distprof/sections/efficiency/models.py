@@ -125,6 +125,7 @@ def _default_ffn(hidden: int) -> int:
 
 
 def _fit(model: Transformer, params: float, width: str, *, is_open: bool) -> Transformer:
+    fitted = model
     if is_open:
         per_unit = (
             (3 if model.gated else 2)
@@ -134,8 +135,6 @@ def _fit(model: Transformer, params: float, width: str, *, is_open: bool) -> Tra
         missing = (params - model.parameters) / per_unit
         step = round((getattr(model, width) + missing) / _FFN_STEP) * _FFN_STEP
         fitted = replace(model, **{width: step}) if step > 0 else model
-    else:
-        fitted = model
     if abs(fitted.parameters / params - 1) > _NEAR:
         raise UsageError(
             f"the shape has {fitted.parameters:,} parameters, but --params says {params:,.0f}: "

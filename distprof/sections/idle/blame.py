@@ -213,7 +213,7 @@ def pause_stats(
             if chosen.any():
                 found.append(
                     PauseStats(
-                        kind=kind.name.lower(),
+                        kind=kind.label,
                         name=name,
                         count=int(chosen.sum()),
                         blocked_ns=int(blocked[chosen].sum()),

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from enum import IntEnum
 from typing import Any
 
 import msgspec
@@ -25,9 +24,10 @@ from distprof.schema import Int64Array, Table
 from distprof.sections.context import PauseStats
 from distprof.sections.idle import COLLECTION, COMPILES, PYTHON
 from distprof.sections.idle.gaps import blocking_calls, is_loading, named
+from distprof.terms import Labelled
 
 
-class PauseKind(IntEnum):
+class PauseKind(Labelled):
     """Why a CPU launched nothing."""
 
     SYNC = 0  # a call that waits for the GPU

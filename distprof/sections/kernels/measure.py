@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from distprof.intervals import Intervals, index_of
 from distprof.join.waits import index_type
-from distprof.run.tables import distinct
+from distprof.run.tables import distinct, runs_of
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.context import KernelStats, KernelSteps, RankAnalyses, RankAnalysis
 from distprof.sections.kernels import CategoryTime, KernelRow, KernelsResult, RankSpeed
@@ -62,7 +62,7 @@ def analyze_kernels(analyses: RankAnalyses) -> KernelsResult:
     return KernelsResult(
         categories=tuple(
             CategoryTime(
-                kind=_label(number),
+                kind=ActivityKind(number).label,
                 count=int(cells.count[kind == number].sum()),
                 total_ns=int(cells.total_ns[kind == number].sum()),
             )
@@ -135,7 +135,7 @@ def _kernel_row(
     comparable = cells.num_ranks[k] > 1 and median_ns[k] > 0
     return KernelRow(
         name=name,
-        kind=_label(kind),
+        kind=ActivityKind(kind).label,
         count=int(count[k]),
         total_ns=int(total_ns[k]),
         median_ns=int(median_ns[k]),
@@ -192,10 +192,6 @@ def _per_rank(cells: _Cells, values: NDArray[Any]) -> NDArray[np.float64]:
     return sums.astype(np.float64)
 
 
-def _label(kind: int) -> str:
-    return ActivityKind(kind).name.lower()
-
-
 # Statistics of one rank's kernels by name --------------------------------------------------------
 
 _NUM_KINDS = len(ActivityKind)
@@ -213,8 +209,7 @@ def rank_kernels(activity: Table, inside: NDArray[np.bool_]) -> tuple[KernelStat
     key = names.codes[rows].astype(np.int64) * _NUM_KINDS + activity["kind"][rows]
     duration = (activity["end_ns"] - activity["start_ns"])[rows]
     key, duration = _sort_pairs(key, duration)
-    first = np.flatnonzero(np.diff(key, prepend=-1))
-    count = np.diff(np.append(first, len(key)))
+    first, count = runs_of(key)
     total = np.add.reduceat(duration, first) if len(first) else duration
     median = (duration[first + (count - 1) // 2] + duration[first + count // 2]) // 2
     order = np.lexsort((key[first], -total))

@@ -13,7 +13,7 @@ from distprof.terms import ActivityKind, Confidence, Severity
 from distprof.units import format_ratio
 
 _FP32 = re.compile(FP32_KERNELS)
-_COMPUTATION = ActivityKind.COMPUTATION.name.lower()
+_COMPUTATION = ActivityKind.COMPUTATION.label
 _LONGEST_NAME = 60
 
 

@@ -20,7 +20,7 @@ _EQUAL = 1.005
 
 _COMMON_IN_NAMES = ("at::native::", "(anonymous namespace)::")
 
-_WAITING_KINDS = (ActivityKind.COMMUNICATION.name.lower(), ActivityKind.WAITING.name.lower())
+_WAITING_KINDS = (ActivityKind.COMMUNICATION.label, ActivityKind.WAITING.label)
 
 
 def kernels_table(report: Report, *, show_all: bool) -> TableView | None:

@@ -299,7 +299,7 @@ def slot_names(slots: StageSlots, rows: Int64Array) -> list[str]:
     """Action, micro-batch and stage of slots, for example ``forward of micro-batch 3, stage 0``."""
     columns = (slots.kind, slots.micro_batch, slots.stage)
     return [
-        f"{SlotKind(kind).name.lower()} of micro-batch {micro_batch}, stage {stage}"
+        f"{SlotKind(kind).label} of micro-batch {micro_batch}, stage {stage}"
         for kind, micro_batch, stage in np.stack(columns, axis=1)[rows].tolist()
     ]
 

@@ -54,7 +54,7 @@ def picture_of(observed: ObservedPipeline, *, comparable: bool) -> tuple[Picture
         PictureRow(
             rank=observed.ranks[place],
             stage=stage,
-            kind=SlotKind(kind).name.lower(),
+            kind=SlotKind(kind).label,
             micro_batch=batch,
             start_ns=begins,
             end_ns=ends,

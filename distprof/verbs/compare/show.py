@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
+from msgspec.structs import replace
+
 from distprof.documents.document import Document
 from distprof.documents.page import Page
 from distprof.documents.saved import Report
@@ -287,9 +289,8 @@ def _operators_table(
         return None
     shown = changed if show_all else changed[:_FEW]
     more = [row for row in rows if row not in shown]
-    sums: list[tuple[str, Sequence[OperatorChange]]] = []
-    sums += [(f"{len(more)} more: --all", more)] if more else []
-    sums.append(("computation", rows))
+    sums = [_summed(f"{len(more)} more: --all", more)] if more else []
+    sums.append(_summed("computation", rows))
     return rows_table(
         "Operators",
         (
@@ -301,7 +302,7 @@ def _operators_table(
             Column("", _operator_state, left=True),
             Column("inputs and kernels", _difference, left=True, stretch=True),
         ),
-        [*shown, *(_summed(name, some) for name, some in sums)],
+        [*shown, *sums],
         caption="computation per rank and step; the changes add up",
         strong=(len(shown) + len(sums) - 1,),
     )
@@ -395,8 +396,6 @@ def compare_reports(
 
 
 def _side(report: Report, name: str) -> Side:
-    from msgspec.structs import replace
-
     return Side(
         summary=replace(summarize_report(report), source=name),
         kernels=report.kernels,

@@ -269,7 +269,7 @@ def _groups(*columns: np.ndarray) -> Iterator[tuple[tuple[int, ...], Int64Array]
         yield tuple(int(column[rows[0]]) for column in columns), rows
 
 
-_KIND_NAMES = tuple(kind.name.lower() for kind in ActivityKind)
+_KIND_NAMES = tuple(kind.label for kind in ActivityKind)
 
 
 def _constant(text: str, size: int) -> Coded:

@@ -23,6 +23,7 @@ from distprof.errors import InputError, UsageError
 from distprof.escape import plain, shorten
 from distprof.hardware import Sheet
 from distprof.ingest.kineto.arguments import find_launches, find_strides
+from distprof.ingest.kineto.events import STEP_PREFIX
 from distprof.run.run import Rank, Run
 from distprof.run.tables import parts_by
 from distprof.schema import ABSENT
@@ -97,8 +98,6 @@ _MOST_LISTED = 12
 _MOST_AROUND = 4
 """Operators around a caller that are named."""
 
-_STEP_MARK = "ProfilerStep#"
-
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
     """The story, and what a script needs in addition."""
@@ -131,7 +130,7 @@ def tell(
     calls = _taken(every, every.kernels.equals(full)) if is_kernel else _of_operator(every, full)
     limits = limits_of(run, sheet, fabric)
     stats = operator_stats(Groups(calls))
-    rows = operator_rows(stats, run, limits)
+    rows = operator_rows(stats, limits)
     if is_kernel:
         whole = every.counted_ns[np.isin(every.row, calls.row)].sum()
         if calls.counted_ns.sum() < _LEAST_WHOLE * whole:  # its operators spend more in others
@@ -312,7 +311,7 @@ def _callers(calls: KernelCalls) -> tuple[Caller, ...]:
             if path[-1:] != [name]:
                 path.append(name)
             at = int(tree.parent[at])
-        text = " > ".join(one for one in reversed(path) if not one.startswith(_STEP_MARK))
+        text = " > ".join(one for one in reversed(path) if not one.startswith(STEP_PREFIX))
         places, total = found.get(text, (set(), 0))
         places |= {place} if ns else set()
         found[text] = places, total + ns
