@@ -443,8 +443,15 @@ def _of_the_top(result: OperatorTableResult) -> list[str]:
     rows = [row for row in rows if "::" in row.name] or rows  # not ranges around operators
     top = max(rows, key=lambda row: getattr(row, field), default=None)
     each = (one for one in _by_name(result).items() if not one[0].startswith(_STEP))
-    is_gpu = bool(result.parts) and (result.self_device_ns or 0) > 2 * cpu_ns
-    known = {name: ns for name, ns in each if ns < _NEARLY * cpu_ns and not is_gpu}
+    known = {name: ns for name, ns in each if ns < _NEARLY * cpu_ns}
+    on_gpu, own = (
+        result.self_device_ns or 0,
+        max((part.device_ns for part in result.parts if part.num_calls), default=0),
+    )
+    is_gpu = bool(result.parts) and (
+        on_gpu > 2 * cpu_ns or own * cpu_ns > max(known.values(), default=0) * on_gpu
+    )
+    known = {} if is_gpu else known
     name = max(known, key=lambda one: known[one], default="")
     if top:
         what = _named(top) + " itself" * field.startswith("self")
