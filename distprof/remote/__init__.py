@@ -68,11 +68,7 @@ def is_final(error: BaseException) -> bool:
 LIMIT_S = 60.0
 """Time limit for one request to a store, and for one block of an object."""
 
-_EXTRAS = {
-    **dict.fromkeys(("s3", "s3a"), "s3"),
-    **dict.fromkeys(("gs", "gcs"), "gcs"),
-    **dict.fromkeys(("az", "abfs", "abfss", "adl"), "azure"),
-}
+_EXTRAS: dict[str, str] = _CREDENTIALS["extras"]
 """Protocol to the extra that installs its fsspec implementation."""
 
 _REMEMBERED_S = 60.0
