@@ -22,7 +22,7 @@ from distprof.schema import Coded
 from distprof.terms import CollectiveKind
 
 _KINDS = table_beside(__package__, "collectives.toml").items()
-_WORDS = {word: CollectiveKind(kind) for word, kind in _KINDS}
+_WORDS = {word: CollectiveKind[kind] for word, kind in _KINDS}
 """Upstream words for the kinds, letters only, in search order: longer ones before their parts."""
 
 _NOT_LETTERS = re.compile(r"[^a-z]+")
