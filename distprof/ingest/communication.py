@@ -21,8 +21,24 @@ from distprof.config import CommunicationConfig, NamePattern, parse_communicatio
 from distprof.schema import Coded
 from distprof.terms import CollectiveKind
 
-_KINDS = table_beside(__package__, "collectives.toml").items()
-_WORDS = {word: CollectiveKind[kind] for word, kind in _KINDS}
+_WORDS = {
+    "reducescatter": CollectiveKind.REDUCE_SCATTER,
+    "allreduce": CollectiveKind.ALL_REDUCE,
+    "allgather": CollectiveKind.ALL_GATHER,
+    "alltoall": CollectiveKind.ALL_TO_ALL,
+    "broadcast": CollectiveKind.BROADCAST,
+    "barrier": CollectiveKind.BARRIER,
+    "sendrecv": CollectiveKind.SEND_RECV,
+    "pushsend": CollectiveKind.SEND,
+    "pushrecv": CollectiveKind.RECV,
+    "pointtopoint": CollectiveKind.SEND_RECV,
+    "recv": CollectiveKind.RECV,
+    "receive": CollectiveKind.RECV,
+    "send": CollectiveKind.SEND,
+    "gather": CollectiveKind.GATHER,
+    "scatter": CollectiveKind.SCATTER,
+    "reduce": CollectiveKind.REDUCE,
+}
 """Upstream words for the kinds, letters only, in search order: longer ones before their parts."""
 
 _NOT_LETTERS = re.compile(r"[^a-z]+")
