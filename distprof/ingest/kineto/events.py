@@ -26,7 +26,6 @@ import numpy as np
 from msgspec import Raw, Struct
 from numpy.typing import NDArray
 
-from distprof.bounds import table_beside
 from distprof.schema import ABSENT, Int64Array
 from distprof.terms import ActivityKind
 from distprof.units import NS_PER_S, NS_PER_US
@@ -39,13 +38,24 @@ DEVICE_KINDS: dict[str, ActivityKind] = {
 }
 """Categories of device rows after :func:`normalise`, and the kind of such rows."""
 
-_MAKERS = ("cuda", "hip", "xpu", "mtia", "privateuse1")
 HOST_WORDS: dict[str, str] = {
-    **{f"{maker}_{word}": word for word in ("runtime", "driver") for maker in _MAKERS},
-    **{"user_annotation": "annotation", "cuda_sync": "sync"},
+    "cuda_runtime": "runtime",
+    "hip_runtime": "runtime",
+    "xpu_runtime": "runtime",
+    "mtia_runtime": "runtime",
+    "privateuse1_runtime": "runtime",
+    "cuda_driver": "driver",
+    "xpu_driver": "driver",
+    "privateuse1_driver": "driver",
+    "user_annotation": "annotation",
+    "cuda_sync": "sync",
     # PyTorch 1.8 to 1.12
-    **{"Operator": "cpu_op", "Runtime": "runtime", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset"},
-    **dict.fromkeys(("Kernel", "concurrent_kernel"), "kernel"),
+    "Operator": "cpu_op",
+    "Runtime": "runtime",
+    "Kernel": "kernel",
+    "Memcpy": "gpu_memcpy",
+    "Memset": "gpu_memset",
+    "concurrent_kernel": "kernel",
 }
 """Category in the trace to distprof's word for it."""
 
@@ -70,7 +80,28 @@ KEPT_PREFIXES = (
 So do those of a data loader.
 """
 
-WITHOUT_INPUTS = frozenset(table_beside(__package__, "events.toml")["without_inputs"])
+WITHOUT_INPUTS = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("view", "as_strided", "transpose", "t", "permute", "unsqueeze", "squeeze", "expand"),
+        *("slice", "select", "narrow", "detach", "alias", "unbind", "split", "chunk", "reshape"),
+        *("empty", "empty_like", "empty_strided", "new_empty_strided", "set_", "record_stream"),
+        *("to", "_to_copy", "contiguous", "clone", "flatten", "pad", "movedim"),
+        *("batch_norm", "_batch_norm_impl_index"),
+        *("linear", "matmul", "layer_norm", "conv2d", "conv1d", "scaled_dot_product_attention"),
+        *("_unsafe_view", "_reshape_alias", "resolve_conj", "resolve_neg", "lift_fresh", "resize_"),
+        *("result_type", "item", "unflatten", "expand_as", "view_as", "split_with_sizes", "stride"),
+        *("dropout", "softmax", "log_softmax", "zeros", "zeros_like", "ones", "ones_like", "full"),
+    )
+) | {
+    *("detach", "torch::autograd::AccumulateGrad", "ViewBackward0", "ToCopyBackward0"),
+    *("TBackward0", "TransposeBackward0", "AddmmBackward0", "MmBackward0", "BmmBackward0"),
+    *("UnsafeViewBackward0", "ReshapeAliasBackward0", "ExpandBackward0", "SliceBackward0"),
+    *("PermuteBackward0", "CloneBackward0", "NativeLayerNormBackward0", "AddBackward0"),
+    *("MulBackward0", "GeluBackward0", "EmbeddingBackward0", "SplitBackward0", "CatBackward0"),
+    *("SigmoidBackward0", "ReluBackward0", "ReluBackward1", "CudnnBatchNormBackward"),
+    "CudnnConvolutionBackward",
+}
 """Operators whose inputs are not read: they launch no kernel, or only through others."""
 
 _UNTRANSLATED = (PYTHON_FRAME, "cpu_op", "cpu_instant_event", "overhead", "Trace")
