@@ -272,9 +272,7 @@ class DeviceLog(msgspec.Struct, frozen=True, kw_only=True):
 # Training programs --------------------------------------------------------------------------------
 
 
-_FAR_BEHIND, _ALIKE = 3, 1.2
-"""Reports of as many iterations each before the first one of a log that begins late, and the ratio
-to others up to which that one is like them."""
+_FAR_BEHIND, _ALIKE = 3, 1.2  # Reports before the first one of a log, and its ratio to others
 
 
 class TrainingFacts(msgspec.Struct, frozen=True, kw_only=True):

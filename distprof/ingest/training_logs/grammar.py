@@ -21,7 +21,7 @@ import numpy as np
 from distprof.bounds import Patterns, byte_patterns_beside, table_beside
 from distprof.run.logs import TrainingFacts, TrainingLog
 from distprof.schema import ABSENT, Floats, Int64Array
-from distprof.units import NS_PER_MS, NS_PER_S, format_ratio
+from distprof.units import NS_PER_MS, NS_PER_S, format_duration, format_ratio
 
 RATES = ("samples_per_s", "tokens_per_s", "tokens_per_s_per_device", "tflops", "loss")
 
@@ -370,6 +370,7 @@ def _compared_with_the_clock(
     ratio, why, unprinted = median(ratios or [0.0]), "", None
     is_known = (printed != ABSENT).any() and not 0 < ratio <= 1 / IMPOSSIBLE
     if not ticks or (is_known and ratio < IMPOSSIBLE):
+        notes += _pauses(rows, ticks, means) if len(ratios) >= _FEWEST_TIMED else []
         return rows, timers, None
     if ratio >= IMPOSSIBLE:
         is_even = len(ratios) >= _FEWEST_TIMED and min(ratios) > ratio / IMPOSSIBLE
@@ -391,6 +392,21 @@ def _compared_with_the_clock(
         timers[name] = np.full_like(column, ABSENT)
         timers[name][ends] = _means(column, ticks)
     return timed, timers, unprinted
+
+
+def _pauses(
+    rows: Sequence[Row], ticks: Sequence[tuple[int, int, int]], printed: Int64Array
+) -> list[str]:
+    """A note on time between reports that is far longer than that of their iterations."""
+    spans = [(rows[end].iteration or 0) - (rows[start].iteration or 0) for start, end, _ in ticks]
+    both = zip(ticks, printed.tolist(), spans, strict=True)
+    longer = [((ns - ms) * n, rows[at].iteration) for (at, _, ns), ms, n in both if ns > 3 * ms > 0]
+    lost = sum(ns for ns, _ in longer)
+    share = lost / sum(tick[2] * span for tick, span in zip(ticks, spans, strict=True))
+    if share < LEAST_EVALUATION or len(longer) > len(ticks) / 2:
+        return []
+    most, at = max(longer)
+    return [NOTES["pauses"].format(format_ratio(share), len(longer), format_duration(most), at)]
 
 
 def _means(column: Int64Array, ticks: Sequence[tuple[int, int, int]]) -> Int64Array:

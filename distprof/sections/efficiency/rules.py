@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distprof.bounds import table_beside
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.efficiency import CPU, EfficiencyResult
 from distprof.sections.job import JobResult
@@ -12,7 +11,18 @@ from distprof.sections.time import WaterfallResult
 from distprof.terms import Severity
 from distprof.units import format_ratio
 
-_PARTS = table_beside(__package__, "parts.toml")
+_PARTS = {
+    "exposed communication": (
+        "exposed_transfer_ns",
+        "exposed_wait_ns",
+        "exposed_comm_unsplit_ns",
+        "exposed_p2p_wait_ns",
+    ),
+    "copies": ("exposed_copy_ns",),
+    "waiting for the CPU": ("idle_host_ns", "idle_sync_ns", "idle_pause_ns"),
+    "waiting for input": ("idle_input_ns",),
+    "idle time with other causes": ("idle_comm_wait_ns", "idle_unknown_ns"),
+}
 _WORTH_NAMING_RATIO = 0.05
 
 

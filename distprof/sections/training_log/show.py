@@ -46,7 +46,7 @@ _FEWEST_MODES, _FAR, _MOST_APART = (
 )  # Reports, ratio of two groups, and of all to the smaller
 
 _SHORT = "GPU memory is short"
-_FIRST = ("Evaluation takes", "The loss is NaN or infinite")
+_FIRST = ("Evaluation takes", "The loss is NaN or infinite", "Pauses between reports take")
 _TOLD = (_SHORT, "The log does not say", "The log names no unit", "So little use")
 """Beginnings of notes on which every time depends, or, at the end, that ask for a larger batch."""
 
