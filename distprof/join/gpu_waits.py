@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import NDArray
 
 from distprof.artefacts.records import CollectivesRecord, GroupTimes
 from distprof.schema import Floats, Int64Array
@@ -262,9 +262,8 @@ def excess_of_peers(own: Floats, groups: Int64Array) -> tuple[Floats, Floats]:
     return excess, peers
 
 
-def medians_of_others(of: ArrayLike) -> Floats:
+def medians_of_others(values: NDArray[Any]) -> Floats:
     """For each value, the median of all others along the first axis; needs at least two values."""
-    values = np.asarray(of)
     order = np.argsort(values, axis=0, kind="stable")
     ordered = np.take_along_axis(values, order, axis=0)
     place = np.empty_like(order)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 
 import msgspec
@@ -165,6 +166,17 @@ def latest_by_chance(stragglers: StragglersResult, rank: int) -> bool:
         return True
     late = sum(step.rank == rank for step in stragglers.steps)
     return ranks * chance_of_hits(late, steps, 1 / ranks) > CHANCE
+
+
+def medians_of_others(values: Sequence[float]) -> list[float]:
+    """For each of at least two values, the median of all others; they are sorted once."""
+    ordered = sorted(values)
+    low, high = (len(values) - 2) // 2, (len(values) - 1) // 2
+    medians = []
+    for value in values:
+        place = bisect_left(ordered, value)
+        medians.append((ordered[low + (place <= low)] + ordered[high + (place <= high)]) / 2)
+    return medians
 
 
 def chance_of_hits(hits: int, trials: int, ratio: float) -> float:

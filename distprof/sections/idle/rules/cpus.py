@@ -6,11 +6,10 @@ from collections.abc import Collection, Iterator, Mapping
 from statistics import median
 
 from distprof.escape import few_ranks, fitting
-from distprof.join.gpu_waits import medians_of_others
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
 from distprof.sections.idle import IdleResult, PausesResult
 from distprof.sections.settings import ConfinedRank, HostSetup, SettingsResult
-from distprof.sections.shares import hidden_waits, idle_gpu_ns
+from distprof.sections.shares import hidden_waits, idle_gpu_ns, medians_of_others
 from distprof.sections.step_log import StepLogResult
 from distprof.sections.time import WaterfallResult
 from distprof.terms import Confidence, Severity
@@ -146,7 +145,7 @@ def _starved(
     ran = [rank.cpu_ns_per_step or 0 for rank in pauses.ranks]
     ran = ran if all(ran) else [1] * len(ran)
     rates = [wait / ns for wait, ns in zip(waits, ran, strict=True)]
-    usual = zip(*(medians_of_others(of).tolist() for of in (waits, rates)), ran, strict=True)
+    usual = zip(medians_of_others(waits), medians_of_others(rates), ran, strict=True)
     expected = [max(wait, rate * ns) for wait, rate, ns in usual]
 
     def times(row: int, limit: str) -> float:

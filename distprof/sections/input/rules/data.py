@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.escape import few_ranks
-from distprof.join.gpu_waits import medians_of_others
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.collectives import CollectivesResult
 from distprof.sections.idle import IdleResult, PausesResult
 from distprof.sections.input.rules.loading import named_for_late_input
 from distprof.sections.settings import SettingsResult
-from distprof.sections.shares import StepTimes, hidden_waits, idle_gpu_ns
+from distprof.sections.shares import StepTimes, hidden_waits, idle_gpu_ns, medians_of_others
 from distprof.sections.step_log import StepLogResult
 from distprof.sections.stragglers import MessagesResult, StragglersResult
 from distprof.sections.time import WaterfallResult
@@ -46,7 +45,7 @@ def uneven_input(
     step, waits = step_log.step_ns, _input_ns(step_log, pauses)
     if not step or len(waits) < 2:
         return  # bare traces, or one rank alone
-    usual = dict(zip(waits, medians_of_others([*waits.values()]).tolist(), strict=True))
+    usual = dict(zip(waits, medians_of_others([*waits.values()]), strict=True))
     excess = {rank: wait - usual[rank] for rank, wait in waits.items()}
     min_excess = limits["min_step_ratio"] * step
     named = named_for_late_input(stragglers)

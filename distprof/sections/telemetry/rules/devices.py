@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from distprof.escape import fitting
-from distprof.join.gpu_waits import medians_of_others
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
+from distprof.sections.shares import medians_of_others
 from distprof.sections.stragglers import StragglersResult
 from distprof.sections.table import counted
 from distprof.sections.telemetry import (
@@ -126,8 +126,8 @@ def usual_of_peers(values: Sequence[float | None]) -> list[float | None]:
     """For each value, the median of the other known values; None if there are none."""
     known = {i: value for i, value in enumerate(values) if value is not None}
     result = [float(median(known.values())) if known else None] * len(values)
-    others = medians_of_others([*known.values()]).tolist() if len(known) > 1 else [None]
-    for i, usual in zip(known, others, strict=False):
+    others = medians_of_others([*known.values()]) if len(known) > 1 else [None] * len(known)
+    for i, usual in zip(known, others, strict=True):
         result[i] = usual
     return result
 
