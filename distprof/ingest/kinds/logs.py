@@ -418,7 +418,18 @@ def _is_output(path: str, *, is_alone: bool) -> bool:
         return False
     if kinds and kinds <= _OF_KERNELS:
         return not fits_device_log(path)
+    if kinds and is_alone and _is_table_below_title(path):
+        return False
     return bool(kinds) and (not kinds <= _WEAK or not fits_training_log(path, least=2))
+
+
+def _is_table_below_title(path: str) -> bool:
+    """Whether only the first line of a post is about an end, and a table of operators follows."""
+    from distprof.ingest.kinds.operator_table import fits_operator_table
+    from distprof.ingest.output.read import kinds_in
+
+    below = beginning(path, _OUTPUT_BYTES).partition(b"\n")[2]
+    return fits_operator_table(path) and not kinds_in(below) - _STARTS
 
 
 def _kinds(path: str) -> set[str]:
