@@ -490,14 +490,16 @@ def _tables(lines: Iterable[str]) -> Iterator[tuple[str, list[list[str]]]]:
     above, rows = "", list[list[str]]()
     is_clock = _PATTERNS["clock_cell"].fullmatch
     for line in map(str.strip, (*lines, "")):
+        if not line:
+            if rows:
+                width = max(map(len, rows))
+                yield above, [[""] * (width - len(row)) + row for row in rows[:_MOST_ROWS]]
+            rows = []
+            continue
         split = (_PATTERNS[way].split(_PATTERNS["edges"].sub("", line)) for way in _BETWEEN)
         cells = next((cells for cells in split if len(cells) > 1), [])
         if 0 < len(cells) <= _MOST_CELLS and any(map(str.isalnum, line)):
             rows.append([_clock(found) if (found := is_clock(one)) else one for one in cells])
-        elif not line:
-            width = max(map(len, rows), default=0)
-            yield above, [[""] * (width - len(row)) + row for row in rows[:_MOST_ROWS]]
-            rows = []
         elif not rows:
             above = line
 
