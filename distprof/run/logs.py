@@ -8,7 +8,8 @@ printed, and what the printed output says about the job's end.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -409,3 +410,8 @@ class JobOutput(msgspec.Struct, frozen=True, kw_only=True):
     last_lines: Mapping[int, str] = {}  # The last line of each rank near the end of its file.
     ends: Mapping[str, tuple[str, ...]] = {}  # The last lines of each file, blank ones included.
     notes: tuple[str, ...] = ()  # Damaged or left-out data, one sentence each.
+
+    @property
+    def end_lines(self) -> Iterator[str]:
+        """The last lines of all files, one file after the other."""
+        return chain.from_iterable(self.ends.values())

@@ -428,8 +428,10 @@ def _is_table_below_title(path: str) -> bool:
     from distprof.ingest.kinds.operator_table import fits_operator_table
     from distprof.ingest.output.read import kinds_in
 
+    if not fits_operator_table(path):
+        return False
     below = beginning(path, _OUTPUT_BYTES).partition(b"\n")[2]
-    return fits_operator_table(path) and not kinds_in(below) - _STARTS
+    return not kinds_in(below) - _STARTS
 
 
 def _kinds(path: str) -> set[str]:

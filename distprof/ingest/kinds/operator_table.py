@@ -208,9 +208,9 @@ def _operators(source: str, every: Sequence[str], *, is_second: bool = False) ->
             made = _operator(row, device)
             num_broken += made is None and "0.000us" not in row.values()  # [memory] has no time
             if made is not None:
-                for what, one in whole.items():
-                    one.take_all(row, what)
-                operators.append(_operator(row, device) or made)
+                are_filled = [one.take_all(row, what) for what, one in whole.items()]
+                again = _operator(row, device) if any(are_filled) else None
+                operators.append(again or made)
             if len(operators) > MAX_ROWS:
                 _refuse(source, f"more than {MAX_ROWS:,} rows")
     if not operators:
@@ -327,14 +327,17 @@ class _Whole:
         elif not percent and self._error == _MOST_ERROR:  # it is rounded to 0: at least this much
             self.ns = max(self.ns or 0, round(spent / half * 100))
 
-    def take_all(self, row: dict[str, str], what: str) -> None:
-        """Add a row of columns: its own time, and that with calls, which its share tells if cut."""
+    def take_all(self, row: dict[str, str], what: str) -> bool:
+        """Add a row of columns; whether a time in it that is cut was filled from its share."""
+        is_filled = False
         for column in map(str.format, ("Self {}", "Self {} total", "{} total"), repeat(what)):
             share, sign, _ = row.get(f"{column} %", "").partition("%")
             ns = _ns(row.get(column, "")) if sign else 0  # a share without it is cut off
             self.take(ns, share if what == "CPU" or share.strip("0.") else "")
             if ns is None and _PATTERNS["share"].fullmatch(share) and self._error < _SAME:
                 row[column] = f"{round((self.ns or 0) * float(share) / 100)}ns"
+                is_filled = True
+        return is_filled
 
 
 def _kind(name: str) -> CollectiveKind:

@@ -1204,7 +1204,7 @@ def _peer(output: JobOutput) -> EndingResult | None:
         what = last if "failure" in last else f"{last} ({kind})" if last else kind
         line = f"{who} failed in NCCL{where}: {what}."
         suspects = ()
-    is_logged = any("NCCL INFO" in line for lines in output.ends.values() for line in lines)
+    is_logged = any("NCCL INFO" in line for line in output.end_lines)
     logged = "nccl logged" if is_logged and event.yields == "nccl" else event.yields
     steps, tail = words().steps[logged], ""
     warning = _warning_near(event, output, sys.maxsize)
@@ -1615,7 +1615,7 @@ def last_printed(output: JobOutput) -> str:
     It is empty if there are several files, or only sentences that people wrote.
     """
     told = {event.text[:_MAX_SAID] for event in _of(output, "complaint")}
-    lines = [line.strip() for one in output.ends.values() for line in one]
+    lines = [line.strip() for line in output.end_lines]
     lines = [x for x in lines if not words().search("prose", x) and x[:_MAX_SAID] not in told]
     if not lines or len(output.ends) > 1:
         return ""

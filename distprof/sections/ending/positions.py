@@ -267,8 +267,7 @@ def _whether_behind(
     own = {one.rank for one in positions if one.op == "GLOO"}
     if any(event.name == _GLOO and event.rank not in own for event in output.events):
         return words().said["gloo"]
-    lines = " ".join(line for one in output.ends.values() for line in one)
-    if words().search("said_all", lines):
+    if words().search("said_all", " ".join(output.end_lines)):
         return words().says("joined", who="By its author, every rank")
     members = _members(output)
     if len(waiting) == members and len({(one.seq, one.op) for one in waiting}) == 1:
@@ -333,8 +332,7 @@ _AT_ONCE_S, _DAY_S = 2, 24 * 3600
 def took_longer(output: JobOutput, found: EndingResult) -> str:
     """The work of which the log says that it took longer than the timeout; empty without any."""
     limit = min((one.timeout_ms for one in found.positions if one.timeout_ms), default=0)
-    lines = (line for one in output.ends.values() for line in one)
-    took = [match for line in lines if (match := words().search("took", line))]
+    took = [match for line in output.end_lines if (match := words().search("took", line))]
     longest = max(took, key=lambda match: float(match[1] or match[2]), default=None)
     if longest is None or not 0 < limit <= 1000 * float(longest[1] or longest[2]):
         return ""
@@ -504,8 +502,7 @@ def _by_place(positions: Sequence[EndingPosition], output: JobOutput) -> set[int
 
 def _said_world(output: JobOutput) -> int:
     """The only number of GPUs that people write over what their job printed; 0 without one."""
-    lines = (line for one in output.ends.values() for line in one)
-    found = {2 if n.lower() == "two" else int(n) for line in lines
+    found = {2 if n.lower() == "two" else int(n) for line in output.end_lines
              for n in re.findall(words().patterns["gpus"], line)}  # fmt: skip
     return found.pop() if len(found) == 1 else 0
 

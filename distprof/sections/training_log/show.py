@@ -39,11 +39,9 @@ _FEW_REPORTS, _FAR_LONGER = 3, 10
 """Up to this many reports, someone chose them one by one."""
 
 _SKEWED = 1.5  # Ratio of the mean to the median
-_FEWEST_MODES, _FAR, _MOST_APART = (
-    6,
-    3,
-    4,
-)  # Reports, ratio of two groups, and of all to the smaller
+_FEWEST_MODES = 6  # Reports in which two groups are looked for
+_FAR = 3  # Ratio between the two
+_MOST_APART = 4  # Ratio of all reports to those of the smaller group
 
 _SHORT = "GPU memory is short"
 _FIRST = ("Evaluation takes", "The loss is NaN or infinite", "Pauses between reports take")
@@ -464,10 +462,9 @@ def _first(log: TrainingLogResult) -> str:
 def _left_out(log: TrainingLogResult) -> str:
     """The first report, if it is far longer, or longer than few others: it may be what matters."""
     is_far = (log.first_ns or 0) > _FAR_LONGER * (log.median_ns or 0)
-    is_told = (is_far or log.num_steady <= _FEW_REPORTS) and _first(log)
-    return (
-        f"The first report does not count: {_first(log).partition(', left')[0]}." if is_told else ""
-    )
+    first = _first(log).partition(", left")[0]
+    is_told = first and (is_far or log.num_steady <= _FEW_REPORTS)
+    return f"The first report does not count: {first}." if is_told else ""
 
 
 def _traced(report: Report) -> str:
