@@ -46,6 +46,7 @@ _CLOCK_PART = re.compile(rb"(\d[\d.]*) ?([hms])")
 _MS = (b"ms", b"milliseconds")
 _SECONDS = {b"d": 86_400.0, b"h": 3_600.0, b"m": 60.0, b"s": 1.0}
 _MAX_SERIES, _MAX_KEY = 200, 120
+_MAX_READ = 200_000  # Candidates, which take some 10 µs each
 _NEAR = 10  # Candidates below the line that names an epoch, which may hold its time
 _LONG_EVALUATION = 0.25  # Share of an epoch from which it is named
 _SLOPE = 0.3  # Relative difference of a time from what all epochs so far take
@@ -59,15 +60,17 @@ class CountersGrammar(Grammar):
     _dated: dict[bytes, list[Report]] = msgspec.field(default_factory=dict)
     _evaluations: list[float] = msgspec.field(default_factory=list)  # As printed.
     _num_kept: int = 0
+    _num_read: int = 0
     _epoch: int | None = None  # That of the last line that names one.
     _num_since: int = 0  # Candidates since then.
 
     def take(self, block: bytes) -> None:
         """Read lines that name an epoch, a step or a time."""
         for text in candidates(_PATTERNS["candidate"], block):
-            if self._num_kept >= MAX_KEPT:
+            if self._num_kept >= MAX_KEPT or self._num_read >= _MAX_READ:
                 self.is_full = True
                 return
+            self._num_read += 1
             self._take_line(text, text.lower())
 
     def _take_line(self, text: bytes, line: bytes) -> None:
