@@ -17,6 +17,7 @@ from msgspec.structs import asdict, replace
 from distprof.escape import shorten
 from distprof.hardware import load_sheet
 from distprof.ingest.files import DAMAGE, Blocks, opened, read_some, refusing
+from distprof.ingest.training_logs.counters import CountersGrammar
 from distprof.ingest.training_logs.grammar import (
     AGAIN,
     NOTES,
@@ -265,16 +266,18 @@ def _slowest_start(log: TrainingLog) -> TrainingLog:
 
 
 def _of_unknown(blocks: Iterable[bytes]) -> Grammar:
-    """What a log holds whose program is unknown: reports, or else phases of an iteration."""
-    grammar, phases = NamedNumbersGrammar(), PhasesGrammar()
+    """What a log holds whose program is unknown: reports, phases of an iteration, or epochs."""
+    numbers, phases, counters = NamedNumbersGrammar(), PhasesGrammar(), CountersGrammar()
     for i, block in enumerate(blocks):
-        grammar.take(block)
+        numbers.take(block)
+        counters.take(block)
         if not i:
             phases.take(block[:_SMALL])
-    grammar.finish()
-    if not grammar.rows:
-        phases.finish()
-    return grammar if grammar.rows else phases
+    for grammar in (numbers, phases, counters):
+        grammar.finish()
+        if grammar.rows:
+            return grammar
+    return numbers
 
 
 _refuse = refusing(
