@@ -90,6 +90,7 @@ class TrainingLogResult(Result, frozen=True, kw_only=True):
     p95_ns: int | None = None  # 95th percentile of the durations.
     p99_ns: int | None = None  # 99th percentile of the durations.
     max_ns: int | None = None  # Longest iteration.
+    longest_iteration: int | None = None  # Number of that one; None if reports are means.
     cv: float | None = None  # Standard deviation over mean.
     # Duration of an iteration in each of the last steady reports, at most a few hundred, in order.
     steady_ns: tuple[int, ...] = ()

@@ -119,6 +119,7 @@ def _times(log: TrainingLog) -> dict[str, Any]:
         "p95_ns": round(float(p95)),
         "p99_ns": round(float(p99)),
         "max_ns": int(ns.max()),
+        "longest_iteration": _longest(log.iteration[steady], ns, weight),
         "cv": spread / mean if mean > 0 else None,
         "steady_ns": tuple(ns[-MAX_KEPT:].tolist()),
         "first_ns": int(log.duration_ns[first]),
@@ -129,6 +130,12 @@ def _times(log: TrainingLog) -> dict[str, Any]:
             else _slow(log.iteration[steady], ns, weight)
         ),
     }
+
+
+def _longest(number: Int64Array, ns: Int64Array, span: Int64Array) -> int | None:
+    """Number of the longest iteration; None if its report has none, or is a mean."""
+    at = int(ns.argmax())
+    return int(number[at]) if span[at] == 1 and number[at] != ABSENT else None
 
 
 # Slow iterations ----------------------------------------------------------------------------------

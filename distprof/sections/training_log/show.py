@@ -157,8 +157,10 @@ def _line(log: TrainingLogResult) -> str:
     usual, mean = format_duration(log.median_ns), format_duration(log.mean_ns)
     time = f"{_what(log)} takes {mean}"
     if _is_skewed(log):
-        longest = f"but the longest {format_duration(log.max_ns)}"
-        time = f"{_what(log)} usually takes {usual}, {longest}: that makes the mean {mean}"
+        at = log.longest_iteration
+        longest = "the longest" if at is None else f"{log.unit} {at:,} takes"
+        longest = f"{longest} {format_duration(log.max_ns)}"
+        time = f"{_what(log)} usually takes {usual}, but {longest}: that makes the mean {mean}"
     elif modes := _modes(log):
         time = f"{time}: {modes}"
     use = next((n.removeprefix(USE) for n in log.unavailable if n.startswith(USE)), "")
@@ -321,7 +323,7 @@ def _input_sentence(log: TrainingLogResult) -> str:
         return ""
     return (
         f"Waiting for input ({timer.name}) takes {format_duration(timer.mean_ns)}, "
-        f"{format_ratio(timer.ratio)} of an iteration."
+        f"{format_ratio(timer.ratio)} of {_what(log).lower()}."
     )
 
 
@@ -355,13 +357,13 @@ def _slow_sentence(log: TrainingLogResult) -> str:
     if log.slow_period and not log.num_slow:
         longest, others = format_duration(log.max_ns), format_duration(log.median_ns)
         times = f"takes up to {longest}, the others {others}"
-        return f"One of {log.slow_period} iterations {times}: accumulated gradients end in it."
+        return f"One of {log.slow_period} {log.unit}s {times}: accumulated gradients end in it."
     share = (log.slow_excess_ns or 0) / (log.mean_ns or math.inf)
     if not log.num_slow or share < MIN_SLOW_RATIO:
         return ""
-    often = f", every {log.slow_period:,} iterations" if log.slow_period else ""
+    often = f", every {log.slow_period:,} {log.unit}s" if log.slow_period else ""
     return (
-        f"{log.num_slow:,} of {log.num_steady:,} iterations are slow{often}: they add "
+        f"{log.num_slow:,} of {log.num_steady:,} {log.unit}s are slow{often}: they add "
         f"{format_ratio(share)} to the training time."
     )
 
@@ -379,12 +381,12 @@ def training_log_table(report: Report, *, show_all: bool) -> TableView | None:  
         return None
     text = counted(log.num_reports, "report")
     if log.first_iteration is not None and log.last_iteration is not None:
-        text += f", iterations {log.first_iteration:,} to {log.last_iteration:,}"
+        text += f", {log.unit}s {log.first_iteration:,} to {log.last_iteration:,}"
     if log.num_restarts:
         text += f", {counted(log.num_restarts, 'restart')}"
     facts = (
-        ("iterations", text),
-        ("iteration time", _time(log)),
+        (f"{log.unit}s", text),
+        (f"{log.unit} time", _time(log)),
         ("first report", _first(log)),
         ("change", slower_sentence(log)),
         ("traced steps", _traced(report)),
