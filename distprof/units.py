@@ -92,6 +92,14 @@ def format_flop(count: float) -> str:
     return f"{count:.3g} FLOP"
 
 
+def format_energy(joules: float) -> str:
+    """For example ``1.2 kJ``."""
+    for unit, size in (("MJ", 1e6), ("kJ", 1e3), ("J", 1.0)):
+        if joules >= size:
+            return f"{joules / size:.3g} {unit}"
+    return f"{joules * 1e3:.3g} mJ"
+
+
 def format_ratio(ratio: float | None) -> str:
     """A ratio as a percentage, for example ``15.6 %``; ``–`` for None."""
     if ratio is None:
