@@ -161,8 +161,7 @@ def _kinds(comm_args: Table) -> NDArray[np.int8]:
     is_call = [name.startswith(OPERATORS + ANNOTATIONS) for name in names.values]
     called = [collective_kind(n) if c else 0 for n, c in zip(names.values, is_call, strict=True)]
     by_name = _by_value(names, called)
-    kinds: NDArray[np.int8] = np.where(by_argument > 0, by_argument, by_name).astype(np.int8)
-    return kinds
+    return np.where(by_argument > 0, by_argument, by_name).astype(np.int8)
 
 
 def _elements_by_shape(comm_args: Table) -> tuple[Int64Array, Int64Array]:
@@ -238,16 +237,14 @@ def _element_sizes(dtype: Coded) -> Int64Array:
 
 def _sane(values: Int64Array, limit: int) -> Int64Array:
     """The values, ABSENT if negative or implausibly large."""
-    kept: Int64Array = np.where((values >= 0) & (values < limit), values, ABSENT)
-    return kept
+    return np.where((values >= 0) & (values < limit), values, ABSENT)
 
 
 def _by_value(column: Coded, results: Sequence[int]) -> Int64Array:
     """Expand one result per distinct value to the rows."""
     if not column.values:
         return np.full(len(column), ABSENT, dtype=np.int64)
-    spread: Int64Array = np.array(results, dtype=np.int64)[column.codes]
-    return spread
+    return np.array(results, dtype=np.int64)[column.codes]
 
 
 def _json_list(text: str) -> list[object]:

@@ -141,8 +141,7 @@ def _integrated(time_ns: Int64Array, watts: NDArray[np.float64], windows: Interv
         edge = (edge_ns - origin).astype(np.float64) / NS_PER_S
         at = np.clip(np.searchsorted(time, edge, side="right") - 1, 0, len(time) - 1)
         part = (edge - time[at]) * (watts[at] + np.interp(edge, time, watts)) / 2
-        result: NDArray[np.float64] = joules[at] + part
-        return result
+        return joules[at] + part
 
     return float((until(windows.end) - until(windows.start)).sum())
 

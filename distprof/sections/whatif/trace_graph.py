@@ -142,8 +142,7 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def begins(self) -> Int64Array:
         """The first segment of each rank."""
-        firsts: Int64Array = np.searchsorted(self.owner, np.arange(len(self.ranks)))
-        return firsts
+        return np.searchsorted(self.owner, np.arange(len(self.ranks)))
 
     def launched_in_time(self, positions: Collection[int] | None = None) -> Int64Array | None:
         """Delays of edges if the CPUs of these ranks, or of all, hold nothing back."""
