@@ -148,6 +148,12 @@ def format_parts(parts_ns: Sequence[float]) -> tuple[list[str], str]:
     return texts[:-1], texts[-1]
 
 
+def few_names(names: Sequence[str], most: int, between: str = ", ") -> str:
+    """The first names, and how many there are beyond them, for example ``a, b and 3 more``."""
+    left = len(names) - most
+    return between.join(names[:most]) + (f" and {left} more" if left > 0 else "")
+
+
 def name_ranks(ranks: Iterable[int]) -> str:
     """Ranks in a sentence: ``rank 3``, ``ranks 0-3,8``."""
     distinct = set(ranks)

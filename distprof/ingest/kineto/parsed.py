@@ -138,7 +138,7 @@ class SymbolTable:
         self.names = Symbols(most=MOST_OF_A_NAME)
         self.categories = Symbols(lambda keys: [*map(normalise, keys)], MOST_OF_A_NAME)
         self.threads = Symbols(lambda keys: [f"{a}/{b}" for a, b in keys], MOST_OF_A_NAME)
-        self.inputs = Symbols(_as_compact_json)
+        self.inputs = Symbols(lambda keys: [*map(_compact_json, keys)])
         self.kinds = Verdicts(self.categories, kind_of, np.int8)
         self.is_spare = Verdicts(self.categories, ("cpu_op", PYTHON_FRAME).__contains__, np.bool_)
         self.is_frame = Verdicts(self.categories, PYTHON_FRAME.__eq__, np.bool_)
@@ -153,12 +153,10 @@ class SymbolTable:
         return ~self.is_spare.of(host["category"]) | self.is_kept.of(host["name"])
 
 
-def _as_compact_json(keys: Sequence[str | bytes]) -> list[str]:
+def _compact_json(text: str | bytes) -> str:
     """JSON without spaces between its parts; the kernel's texts have none."""
-    return [key if isinstance(key, str) else _without_spaces(key) for key in keys]
-
-
-def _without_spaces(text: bytes) -> str:
+    if isinstance(text, str):
+        return text
     with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
         return str(msgspec.json.format(text, indent=-1), "utf-8")
     return ""

@@ -185,12 +185,9 @@ def known_model(
     try:
         return _of_table(table, source)
     except UsageError as error:
-        raise UsageError(f"{source}: [model]: {_in_toml(str(error))}") from None
-
-
-def _in_toml(text: str) -> str:
-    """The message with configuration keys instead of the options of the planner."""
-    return text.replace("--model", "preset").replace("--params", "parameters").replace("--", "")
+        # Configuration keys instead of the options of the planner
+        why = str(error).replace("--model", "preset").replace("--params", "parameters")
+        raise UsageError(f"{source}: [model]: {why.replace('--', '')}") from None
 
 
 def _of_table(table: ModelConfig, source: str) -> TrainedModel:

@@ -23,6 +23,7 @@ from distprof.replay import Graph
 from distprof.run.evidence import OperationLog
 from distprof.run.tables import numbers_in, runs_of
 from distprof.schema import Bools, Int64Array, Table
+from distprof.units import few_names
 
 KINDS = (
     "forward-compute",
@@ -123,10 +124,9 @@ def _unknown_kinds(table: Table, kind: Int64Array) -> list[str]:
     if not len(unknown):
         return []
     names = sorted({unknown.values[code] for code in np.unique(unknown.codes).tolist()})
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return [
         "Operations left out because the dependencies of their kind are unknown: "
-        f"{len(unknown):,} of {len(table):,} ({', '.join(names[:5])}{more})."
+        f"{len(unknown):,} of {len(table):,} ({few_names(names, 5)})."
     ]
 
 

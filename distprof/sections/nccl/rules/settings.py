@@ -12,6 +12,7 @@ from distprof.sections.nccl.rules import connections, has_log, only_on, said, se
 from distprof.sections.sharding import ShardingResult
 from distprof.sections.table import counted
 from distprof.terms import Confidence, NcclRemark, Severity
+from distprof.units import few_names
 
 
 @rule("COM122", Severity.INFO, costs_time=False)
@@ -205,5 +206,4 @@ def _side(setting: NcclSetting) -> str:
 
 
 def _hosts(hosts: Sequence[str]) -> str:
-    more = f" and {len(hosts) - _MOST_HOSTS} more" if len(hosts) > _MOST_HOSTS else ""
-    return ", ".join(hosts[:_MOST_HOSTS]) + more
+    return few_names(hosts, _MOST_HOSTS)
