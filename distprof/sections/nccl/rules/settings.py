@@ -201,8 +201,8 @@ def _sides(settings: Sequence[NcclSetting]) -> str:
 def _side(setting: NcclSetting) -> str:
     if not setting.num_processes:
         return setting.value
-    processes = "process" if setting.num_processes == 1 else "processes"
-    return f"{setting.value} on {setting.num_processes} {processes} ({_hosts(setting.hosts)})"
+    processes = counted(setting.num_processes, "process")
+    return f"{setting.value} on {processes} ({_hosts(setting.hosts)})"
 
 
 def _hosts(hosts: Sequence[str]) -> str:
