@@ -88,16 +88,8 @@ def full_buffer_bytes(
     All-reduce: the buffer. All-gather and reduce-scatter: the concatenated size. All-to-all: one
     rank's whole send buffer. Scatter and gather: the root's buffer. Other kinds: the message.
 
-    Args:
-        kind: int8, a CollectiveKind, shape ``(n,)`` like all arguments.
-        in_elements: Elements of the input on this rank, ABSENT if unknown.
-        out_elements: Elements of the output on this rank.
-        element_bytes: Bytes of an element.
-        group_size: Ranks of the group.
-
-    Returns:
-        Bytes, int64, ABSENT if unknown and for barriers, and a mask of those computed as shard
-        times group size.
+    Arguments have one entry per operation of this rank, ABSENT if unknown. So have the bytes,
+    ABSENT also for barriers, and the mask of those computed as shard times group size.
 
     Source:
         Formula sheet, "Collectives": n follows nccl-tests, doc/PERFORMANCE.md.

@@ -72,10 +72,8 @@ def idle_parts(
 
     If times of different ranks are not ``comparable``, waiting for messages and for the CPU cannot
     be separated: all of it counts as CPU and other. Message waits shorter than ``residual_ns``, the
-    uncertainty between clocks of different ranks, do not count.
-
-    Raises:
-        ValueError: If the order is impossible because an action waits for itself.
+    uncertainty between clocks of different ranks, do not count. An order in which an action waits
+    for itself is a ValueError.
     """
     work, k = observed.work_ns, observed.work_ns.shape[1]
     own = stage_means(observed)

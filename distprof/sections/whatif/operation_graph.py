@@ -176,11 +176,7 @@ class StepGraph(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def graph_of(rows: StepRows) -> StepGraph:
-    """Dependencies, by the order of operations in the first step.
-
-    Raises:
-        CycleError: If the order of the log contradicts the dependencies.
-    """
+    """Dependencies, by the order of the first step; CycleError if that contradicts them."""
     compute = _in_order(rows, rows.of(*_COMPUTE))
     message_edges, pairs, num_unpaired = _messages(rows)
     # A chunk's first forward waits for the last gather of its parameters
