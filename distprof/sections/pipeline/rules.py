@@ -8,7 +8,7 @@ from statistics import median
 import msgspec
 
 from distprof.escape import fitting
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule, worth
 from distprof.sections.idle import IdleResult, PausesResult
 from distprof.sections.pipeline import (
     MICRO_BATCHES,
@@ -324,7 +324,7 @@ _WIDER = ("PIP103",)  # Finding that includes the same time in a larger sum
     excess_ratio_without_spare_cpu=Limit(
         0.2, "the same on CPU ranks that share as few CPUs as there are ranks"
     ),
-    min_step_ratio=Limit(0.01, "smallest share of the step that is worth reporting"),
+    min_step_ratio=worth(0.01),
     chance=Limit(0.01, "largest probability that equal stages would differ as much by chance"),
 )
 def unequal_stages(
