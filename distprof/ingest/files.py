@@ -121,10 +121,7 @@ def paths_of_logs(source: str, most: int) -> list[str]:
     """The source itself, or all files in a folder and its subfolders, sorted by path.
 
     A folder with a trace, or with more than ``most`` files, is not a folder of logs: the result is
-    empty.
-
-    Raises:
-        OSError: If the folder cannot be read.
+    empty. OSError if the folder cannot be read.
     """
     if "://" in source or not Path(expanded(source)).is_dir():
         return [source]

@@ -217,11 +217,6 @@ _LARGEST = 1 << 53
 _LOGGER = b"Comm. Op            Message Size"
 _HEADS = re.compile(r"Message Size|Count|\w[\w ]{0,40}\(\w+\)")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)B")
-_ITEM_BYTES = {
-    "float": 4, "float32": 4, "half": 2, "float16": 2, "bfloat16": 2, "double": 8, "float64": 8,
-    "int": 4, "int32": 4, "long": 8, "int64": 8, "byte": 1, "uint8": 1, "char": 1, "int8": 1,
-    "bool": 1, "short": 2, "int16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
-}  # fmt: skip
 
 
 _refuse_summary = refusing(
@@ -323,7 +318,9 @@ def _row(
     mean = _number(entry.get("dur_mean"))
     if rank is None or not calls or mean is None or not 0 <= mean < MAX_MICROSECONDS:
         return None
-    item = _ITEM_BYTES.get((entry.get("dtype") or "").lower())
+    from distprof.costs.operators import element_bytes
+
+    item = element_bytes(entry.get("dtype") or "")
     sizes = (_whole(entry.get(name)) for name in ("In msg nelems", "Out msg nelems"))
     known = [size for size in sizes if size is not None]  # the full buffer is the larger
     made = SummaryClass(

@@ -423,8 +423,7 @@ def _spans(rows: Sequence[Row]) -> Int64Array:
     usual = int(np.median(steps[steps > 0])) if (steps > 0).any() else 1
     by_numbers = np.where((steps > 0) & (number != ABSENT), steps, usual)
     printed = _ints(row.span for row in rows)
-    spans: Int64Array = np.maximum(np.where(printed > 0, printed, by_numbers), 1)
-    return spans
+    return np.maximum(np.where(printed > 0, printed, by_numbers), 1)
 
 
 def _timer(values: TimerValues, kept: Int64Array, count: int) -> Int64Array:

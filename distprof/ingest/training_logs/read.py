@@ -88,12 +88,9 @@ class Candidates:
 
 
 def holds_iterations(start: bytes, *, is_text: bool, least: int = 1) -> bool:
-    """Whether a file reports iterations, judged by its beginning.
+    """Whether a file reports iterations, judged by its beginning, which is uncompressed.
 
-    Args:
-        start: Beginning of the file, uncompressed.
-        is_text: Whether it may be the output of a program and not only a table.
-        least: Number of reports that it must hold at least, unless it is a table.
+    Unless it is a table, it must be the output of a program and hold ``least`` reports.
     """
     if ColumnsGrammar().fits(start):
         return True
@@ -108,11 +105,7 @@ def holds_iterations(start: bytes, *, is_text: bool, least: int = 1) -> bool:
 
 
 def read_training_log(source: str) -> TrainingLog:
-    """Read the log of a training program.
-
-    Raises:
-        InputError: If it cannot be opened or reports no iteration.
-    """
+    """Read the log of a training program; InputError if it is unreadable or has no iteration."""
     if source.lower().endswith(_JSON):
         series = GoldenValues()
         series.read(source)

@@ -176,11 +176,7 @@ class GoldenValues(Grammar):
     name: str = "the series of a Megatron-LM test"
 
     def read(self, source: str) -> None:
-        """Read all iterations.
-
-        Raises:
-            InputError: If it is not such a table, or is too large.
-        """
+        """Read all iterations; InputError if it is not such a table, or is too large."""
         series = decoded(source, BOUND, dict[str, Any], _refuse)
         times = next((series[name] for name in _SERIES_OF_TIMES if name in series), None)
         if times is None:

@@ -115,13 +115,8 @@ def ideal_sentence(log: TrainingLogResult) -> str:
     stages = f"{log.mesh['pp']} stages"
     if log.virtual_stages and log.virtual_stages > 1:
         stages = f"{log.mesh['pp']} × {log.virtual_stages} stages"
-    batches = micro_batches_text(log.num_micro_batches or 0)
+    batches = counted(log.num_micro_batches or 0, "micro-batch")
     return f"{batches} on {stages} leave {format_ratio(log.ideal_bubble_ratio)} idle at best"
-
-
-def micro_batches_text(number: int) -> str:
-    """For example ``1 micro-batch`` and ``256 micro-batches``."""
-    return f"{number:,} micro-batch{'' if number == 1 else 'es'}"
 
 
 def rate_text(log: TrainingLogResult) -> str:
@@ -485,7 +480,7 @@ def _layout(log: TrainingLogResult) -> str:
     facts = [
         counted(log.world_size, "rank") if log.world_size else "",
         *(f"{axis} {log.mesh[axis]}" for axis in _AXES if log.mesh.get(axis, 1) > 1),
-        micro_batches_text(log.num_micro_batches) if log.num_micro_batches else "",
+        counted(log.num_micro_batches, "micro-batch") if log.num_micro_batches else "",
         f"batch {log.global_batch_size:,}" if log.global_batch_size else "",
         f"{log.sequence_length:,} tokens each" if log.sequence_length else "",
     ]
