@@ -187,17 +187,21 @@ def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
             if at + _BETWEEN_RUNS * is_end < last.get(event.file, 0) or event.yields == "finished":
                 ends[event.file] = max(ends.get(event.file, 0), at)
     kept = [
-        e if e.line > ends.get(e.file, 0) else replace(e, line=e.again)
+        e if e.line > ends.get(e.file, 0) or _is_title(e) else replace(e, line=e.again)
         for e in events
-        if max(e.line, e.again) > ends.get(e.file, 0)
+        if max(e.line, e.again) > ends.get(e.file, 0) or _is_title(e)
     ]
     listed = said_in(replace(output, events=events))
-    left = {e.file for e in listed if e.line <= ends.get(e.file, 0)}
+    left = {e.file for e in listed if e.line <= ends.get(e.file, 0) and not _is_title(e)}
     told = (f"{file} holds earlier runs, too, which are left out." for file in ends if file in left)
     order = {file: number for number, file in enumerate(output.files)}
     if left:  # some came again
         kept = sorted(kept, key=lambda e: (order.get(e.file, 0), e.line))
     return replace(output, events=tuple(kept)), tuple(told)
+
+
+def _is_title(event: OutputEvent) -> bool:
+    return event.line == 1 and bool(words().search("title", event.text))
 
 
 def _is_begun_again(event: OutputEvent, events: Iterable[OutputEvent]) -> bool:
