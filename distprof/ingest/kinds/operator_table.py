@@ -298,7 +298,8 @@ def _split(line: str, most: int) -> list[str]:
     while value := _PATTERNS["value"].match(text, at):
         cells.append(value[0].strip())
         at = value.end()
-    return cells if at == len(text) or len(cells) > most else []
+    is_whole = not text[at:].strip("0123456789.mnuµ")  # or cut within its last value
+    return cells if is_whole or len(cells) > most else []
 
 
 def _row(line: str, columns: Sequence[str], *, is_last: bool) -> dict[str, str]:

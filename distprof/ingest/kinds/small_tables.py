@@ -767,7 +767,8 @@ def _said(lines: Sequence[str]) -> Iterator[_Said]:
     median counts.
     """
     title = ""
-    blocks = groupby(filter(str.strip, lines), lambda line: re.sub(r"\d[\d.,:]*", "#", line))
+    told = (line for line in lines if line.strip() and not _PATTERNS["share_cell"].search(line))
+    blocks = groupby(told, lambda line: re.sub(r"\d[\d.,:]*", "#", line))
     for _, block in blocks:
         alike = [*block]
         said = [[*_said_in(line, title)] for line in alike]
