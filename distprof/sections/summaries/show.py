@@ -447,8 +447,9 @@ def _of_the_top(result: OperatorTableResult) -> list[str]:
     rows = [row for row in result.rows if field and getattr(row, field) < _NEARLY * whole]
     rows = [row for row in rows if "::" in row.name] or rows  # not ranges around operators
     top = max(rows, key=lambda row: getattr(row, field), default=None)
-    each = (one for one in _by_name(result).items() if not one[0].startswith(_STEP))
-    known = {name: ns for name, ns in each if ns < _NEARLY * cpu_ns}
+    each = {name: ns for name, ns in _by_name(result).items() if not name.startswith(_STEP)}
+    each = {name: each[name] for name in each if re.search("::|#", name)} or each  # no ranges
+    known = {name: ns for name, ns in each.items() if ns < _NEARLY * cpu_ns}
     on_gpu = result.self_device_ns or 0
     own = max((part.device_ns for part in result.parts if part.num_calls), default=0)
     is_gpu = bool(result.parts) and (
