@@ -30,6 +30,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby, product
 from operator import truediv
@@ -382,6 +383,7 @@ _CONTRASTS = ("of_chip", "of_mode", "of_precision", "of_way", "of_change")
 _MOST_WORDS = 7  # Of a name in a sentence
 _MOST_APART = 100  # Ratio of times that are hardly those of the same work
 _NEAR = 40  # Characters before a speed that may name a part of an iteration
+_MOST_TOLD = 5  # Speeds of one run below its title
 _FEWEST_REPORTS = 3  # of a log that says more than words next to it
 _SAME_SPEED = 0.95  # Share of a speed from which another is the same
 _FEWEST_RANKS, _SAME, _MOST_EFFICIENT = 3, 0.01, 1.2
@@ -764,7 +766,8 @@ def _said(lines: Sequence[str]) -> Iterator[_Said]:
     median counts.
     """
     title = ""
-    blocks = groupby(filter(str.strip, lines), lambda line: re.sub(r"\d[\d.,:]*", "#", line))
+    told = (line for line in lines if line.strip() and not _PATTERNS["share_cell"].search(line))
+    blocks = groupby(told, lambda line: re.sub(r"\d[\d.,:]*", "#", line))
     for _, block in blocks:
         alike = [*block]
         said = [[*_said_in(line, title)] for line in alike]
@@ -885,7 +888,9 @@ def _ways(said: Sequence[_Said]) -> ScalingTable | None:
         if len(told) == len(said) and num > len(by_word):
             by_word = dict(zip(told[:num], (one.per_s for one in said), strict=False))
     named = _alike([(one.name, one.per_s) for one in said if one.names_a_run])
-    below = _alike([(one.title, one.per_s) for one in said if one.title])
+    counts = Counter(one.title for one in said if one.title).values()
+    are_lists = max(counts, default=0) > _MOST_TOLD and len({*counts}) > 1  # of other things
+    below = {} if are_lists else _alike([(one.title, one.per_s) for one in said if one.title])
     chosen = next((some for some in (by_word, named, below) if len(some) > 1), {})
     batches = {name: found for name in chosen if (found := _PATTERNS["batch"].search(name))}
     if batches.keys() == chosen.keys() and said[0].kind == "iterations":
