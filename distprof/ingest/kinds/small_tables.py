@@ -385,6 +385,8 @@ _CONTRASTS = ("of_chip", "of_mode", "of_precision", "of_way", "of_change")
 _MOST_WORDS = 7  # Of a name in a sentence
 _MOST_APART = 100  # Ratio of times that are hardly those of the same work
 _NEAR = 40  # Characters before a speed that may name a part of an iteration
+_ROUNDED = 0.51  # A percentage that is rounded differs by less
+_MOST_STATED = 6  # Speeds that a text compares in sentences
 _FEWEST_REPORTS = 3  # of a log that says more than words next to it
 _SAME_SPEED = 0.95  # Share of a speed from which another is the same
 _FEWEST_RANKS, _SAME, _MOST_EFFICIENT = 3, 0.01, 1.2
@@ -405,6 +407,7 @@ class _Value(msgspec.Struct, frozen=True):
     per_s: float
     at: int  # Its place in the line.
     end: int = 0  # Where it ends.
+    unit: str = ""  # What a rate counts, by its first letters.
 
 
 def _values(line: str) -> Iterator[_Value]:
@@ -420,10 +423,11 @@ def _values(line: str) -> Iterator[_Value]:
             kind = "iterations" if found["each"] or found["bare"] or is_of_step else "time"
             at = max(found.start(), found.start("seconds"))
             yield _Value(kind, int(found["steps"] or 1) / seconds, at, found.end())
-        kind = _kind_of_rate(found["unit"] or found["unit_before"] or "")
+        unit = found["unit"] or found["unit_before"] or ""
+        kind = _kind_of_rate(unit)
         for text in filter(None, (found["rate"], found["was"], found["after"])):
             if value := _typed(text):
-                yield _Value(kind, value, found.start(), found.end())
+                yield _Value(kind, value, found.start(), found.end(), unit[:2].lower())
 
 
 def _clock(found: re.Match[str]) -> str:
@@ -553,7 +557,8 @@ def _table_rows(lines: Iterable[str]) -> Iterator[_Row]:
                 speeds: dict[str, tuple[str, float]] = {}
                 for at, one in names.items():
                     if speed := _speed(row[at], heads[at], *says):
-                        size = batches.get(at, 1.0) if speed[0] == "iterations" else 1.0
+                        is_step = speed[0] == "iterations" or _PATTERNS["of_step"].search(name)
+                        size = batches.get(at, 1.0) if is_step else 1.0
                         speeds.setdefault(one, (speed[0], speed[1] * size))
                 kinds = {kind for kind, _ in speeds.values()}
                 if len(speeds) > 1 and len(kinds) == 1:
@@ -589,9 +594,9 @@ def _rank_rates(lines: Sequence[str]) -> dict[str, float]:
 
 
 def _sentence_pairs(
-    lines: Sequence[tuple[list[tuple[int, str, int]], list[_Value]]], kind: str
+    lines: Sequence[tuple[list[tuple[int, str, int]], list[_Value]]], kind: str, *, are_best: bool
 ) -> dict[tuple[str, int], float]:
-    """What is counted and how many of it to the first value of a kind, as sentences pair them."""
+    """What is counted and how many of it to the first value of a kind, or to the best of several."""
     found: dict[tuple[str, int], list[float]] = {}  # Several below a line that only counts.
     pending: tuple[str, int] | None = None
     for counts, all_values in lines:
@@ -610,11 +615,12 @@ def _sentence_pairs(
             values = [value for value, some in zip(values, before, strict=True) if some]
             named = [some[-1] for some in before if some]
         for (count, of, _), value in zip(named, values, strict=True):
-            found.setdefault((of, count), [value.per_s])
+            rates = found.setdefault((of, count), [])
+            rates += [value.per_s] * (are_best or not rates)
         last = max((value.at for value in values), default=-1)
         waiting = {(of, count) for count, of, at in counts if at > last}
         pending = waiting.pop() if len(waiting) == 1 else None
-    return {key: median(rates) for key, rates in found.items()}
+    return {key: (max if are_best else median)(rates) for key, rates in found.items()}
 
 
 def _related(line: str) -> dict[tuple[str, int], float]:
@@ -634,26 +640,40 @@ def _related(line: str) -> dict[tuple[str, int], float]:
     return {(other[1], other[0]): 1.0, (one[1], one[0]): value} if value > 0 else {}
 
 
-def _lines(text: str) -> list[str]:
-    """Sentences and lines, with numbers that can be read."""
-    text = _PATTERNS["prefix"].sub("", re.sub("[*`]", "", text.replace("<br>", " ")))
-    many = {one[:2] for one in _counts(text) if one[0] > 1}
-    known = {of: f"{count} " for count, of in many if sum(of == other for _, other in many) == 1}
-    text = _PATTERNS["multi"].sub(lambda found: known.get(_of(found[1]), found[0]), text)
-    text = _PATTERNS["alike"].sub(r"\1 \2", text)
-    text = _PATTERNS["thousands"].sub(lambda found: f"{float(found[1]) * 1e3:.0f}", text)
-    text = _PATTERNS["clock"].sub(lambda found: f" {_clock(found)}", text)
-    text = _PATTERNS["spelled"].sub(_in_digits, text)
+def _sentences(text: str) -> list[str]:
+    """Sentences and lines, without marks of emphasis."""
+    text = re.sub("[*`]", "", text.replace("<br>", " "))
     return [line[:1_000] for line in _PATTERNS["sentence"].split(text)]
 
 
+def _lines(text: str) -> list[str]:
+    """Sentences and lines, with numbers that can be read."""
+    many = {one[:2] for one in _counts(text) if one[0] > 1}
+    known = {of: f"{count} " for count, of in many if sum(of == other for _, other in many) == 1}
+    return [_readable(line, known) for line in _sentences(text)]
+
+
+def _readable(line: str, known: Mapping[str, str]) -> str:
+    """A line with digits for words, clocks and multiples; the known number of GPUs and nodes."""
+    line = _PATTERNS["prefix"].sub("", line)
+    line = _PATTERNS["multi"].sub(lambda found: known.get(_of(found[1]), found[0]), line)
+    line = _PATTERNS["alike"].sub(r"\1 \2", line)
+    line = _PATTERNS["thousands"].sub(lambda found: f"{float(found[1]) * 1e3:.0f}", line)
+    line = _PATTERNS["clock"].sub(lambda found: f" {_clock(found)}", line)
+    return _PATTERNS["spelled"].sub(_in_digits, line)
+
+
 def _in_digits(found: re.Match[str]) -> str:
-    word = found[0].lower()
-    return str(_WORDS.index(word)) if word in _WORDS else "0.5" if "half" in word else "1"
+    word, *more = found[0].lower().split()
+    number = _WORDS.index(word) if word in _WORDS else int(word != "half")
+    return f"{number + 0.5 * ('half' in (word, *more)):g}"
 
 
-def _scaling(text: str) -> ScalingTable | None:
-    """Throughput by the number of GPUs or nodes; None if the numbers are not in order."""
+def _scaling(text: str, *, are_best: bool = False) -> ScalingTable | None:
+    """Throughput by the number of GPUs or nodes; None if the numbers are not in order.
+
+    Of several batches that were tried, the best of each number of GPUs may be asked for.
+    """
     lines = _lines(text)
     rows = [*_table_rows(lines)]
     pairs, kind, of = _table_pairs(rows)
@@ -671,7 +691,7 @@ def _scaling(text: str) -> ScalingTable | None:
         )
         timed = by_iterations if fewest == 2 else ()  # long prose has many times
         kinds = ("rate", "each", *timed)
-        typed = {kind: _sentence_pairs(read, kind) for kind in kinds}
+        typed = {kind: _sentence_pairs(read, kind, are_best=are_best) for kind in kinds}
         options = (
             (kind, of, {count: rate for (what, count), rate in found.items() if what == of})
             for kind, found in typed.items()
@@ -684,8 +704,8 @@ def _scaling(text: str) -> ScalingTable | None:
             pairs = {count: rate for (_, count), rate in related.items()}
     if len(pairs) < 2 or [*pairs] not in (sorted(pairs), sorted(pairs, reverse=True)):
         return None
-    is_of_steps = kind == "iterations" or (kind == "time" and "epoch" not in text.lower())
-    if is_of_steps and _have_unlike_batches(lines):
+    is_of_job = kind == "time" and "epoch" not in text.lower()
+    if (kind == "iterations" or is_of_job) and _have_unlike_batches(lines, may_grow=not is_of_job):
         return None
     others = {value.per_s for line in lines for value in _values(line)} - {*pairs.values()}
     products = [count * rate for count, rate in pairs.items() if count > 1]
@@ -693,13 +713,22 @@ def _scaling(text: str) -> ScalingTable | None:
     are_each = are_each and kind == "rate"
     is_per_step = kind == "iterations" and not _PATTERNS["same_batch"].search(text)
     grows = is_per_step or are_each or kind == "each" or _PATTERNS["per_gpu"].search(text)
+    told = [float(percent) for percent in _PATTERNS["percent"].findall(text)]
+    least, most = min(pairs), max(pairs)
+    shares = (100 * pairs[most] / pairs[least], 100 * pairs[most] / pairs[least] * least / most)
+    printed = [any(abs(one - share) < _ROUNDED for one in told) for share in shares]
+    if printed[0] != printed[1]:  # an efficiency in the text decides it
+        grows, is_per_step = printed[0], False
     by_count = {count: rate * count if grows else rate for count, rate in sorted(pairs.items())}
     note = f"The share holds if the batch grows with the number of {of}: the text does not say it."
     is_open = is_per_step and not _PATTERNS["batch_of_each"].search(text)
     if is_open and _excess(by_count) > _MOST_EFFICIENT:  # then they share one
         by_count, is_open = dict(sorted(pairs.items())), False
-    if _excess(by_count) > _MOST_EFFICIENT:
-        return None  # not the same work
+    if _excess(by_count) > _MOST_EFFICIENT:  # not the same work
+        tried = not are_best and len([*filter(_PATTERNS["batch"].search, lines)]) > len(pairs)
+        return _scaling(text, are_best=True) if tried else None
+    if is_of_job and len({f"{rate:.2g}" for rate in pairs.values()}) == 1 and "batch" in text:
+        return None  # Iterations that are as many have more samples with several GPUs.
     return ScalingTable(
         counts=tuple(by_count),
         rates=tuple(by_count.values()),
@@ -708,11 +737,12 @@ def _scaling(text: str) -> ScalingTable | None:
     )
 
 
-def _have_unlike_batches(lines: Iterable[str]) -> bool:
-    """Whether sentences name different batches that do not grow with the GPUs next to them."""
+def _have_unlike_batches(lines: Iterable[str], *, may_grow: bool) -> bool:
+    """Whether sentences name different batches, besides those that grow with the GPUs next to them."""
     found = ((_counts(line), _PATTERNS["batch"].search(line)) for line in lines)
     sizes = [(int(batch[1]), counts[0][0]) for counts, batch in found if counts and batch]
-    return min(len({n for n, _ in sizes}), len({n / count for n, count in sizes})) > 1
+    each = {n / count for n, count in sizes} if may_grow else {n for n, _ in sizes}
+    return min(len({n for n, _ in sizes}), len(each)) > 1
 
 
 def _name(clauses: Iterable[str]) -> str:
@@ -747,7 +777,8 @@ class _Said(NamedTuple):
         own = _PATTERNS["fillers"].sub("", self.name)
         has_letters = any(map(str.isalpha, self.name)) and not _MARKUP & {*self.name}
         has_letters &= "|" not in self.before and any(map(str.isalnum, own))
-        if not has_letters or _PATTERNS["of_steps"].match(self.name):
+        is_said = _PATTERNS["cjk"].search(self.name) and not _PATTERNS["listed"].search(self.before)
+        if not has_letters or is_said or _PATTERNS["of_steps"].match(self.name):
             return False
         looks_like_one = _PATTERNS["name"].search(self.name)
         return bool(self.is_contrasted or looks_like_one or _PATTERNS["listed"].search(self.before))
@@ -852,25 +883,30 @@ def _compared(text: str) -> ScalingTable | None:
     """Speeds of several ways or moments that a short text compares."""
     if (table := _sides(_table_rows(_lines(text)), "ways", "columns")) is not None:
         return table
+    if found := _PATTERNS["proved"].search(text):
+        first, second, ratio = (float(found[one].replace(",", "")) for one in ("first", "second", "ratio"))
+        if second and ratio and abs(first / second / ratio - 1) < _SAME:
+            return _by_name({found["one"]: 1 / first, found["other"]: 1 / second}, "ways")
     is_long = len(text) > _SHORT or _PATTERNS["formula"].search(text)
     found = [] if is_long else [*_said(_lines(text))]
     for kind in ("iterations", "rate", "each", "time"):
         said = [one for one in found if one.kind == kind]
         if len(said) > 1 and not any(one.is_of_a_part for one in said):
-            table = _moments(said) or _ways(said)
+            table = _moments(said, text) or _ways(said)
             if table is not None:
                 return table
-    return None
+    return None if is_long else _extremes(text)
 
 
-def _moments(said: Sequence[_Said]) -> ScalingTable | None:
-    """A speed at first, and lower ones later."""
+def _moments(said: Sequence[_Said], text: str) -> ScalingTable | None:
+    """A speed at first, and lower ones later, of a text that names no change between them."""
     is_early = (_PATTERNS["early"].search(f"{one.name} {one.before}") for one in said)
     first = next((i for i, early in enumerate(is_early) if early), len(said))
     rates = tuple(one.per_s for one in said[first:])
     others = said[first + 1 :]
     is_late = any(_PATTERNS["late"].search(one.before) or one.is_contrasted for one in others)
-    is_moved = any(_PATTERNS["moved"].search(one.before) for one in said)
+    is_moved = _PATTERNS["changed"].search(text)
+    is_moved = is_moved or any(_PATTERNS["moved"].search(one.before) for one in said)
     if not is_late or is_moved or rates[-1] > _SAME_SPEED * rates[0]:
         return None
     is_time = said[0].kind in ("iterations", "time")
@@ -887,7 +923,9 @@ def _ways(said: Sequence[_Said]) -> ScalingTable | None:
         num = next((at for at, one in enumerate(plain) if one in plain[:at]), len(plain))
         if len(told) == len(said) and num > len(by_word):
             by_word = dict(zip(told[:num], (one.per_s for one in said), strict=False))
-    named = _alike([(one.name, one.per_s) for one in said if one.names_a_run])
+    runs = [one for one in said if one.names_a_run]
+    forms = {_PATTERNS["preposition"].match(one.name) is not None for one in runs}
+    named = _alike([(one.name, one.per_s) for one in runs]) if len(forms) == 1 else {}
     below = _alike([(one.title, one.per_s) for one in said if one.title])
     chosen = next((some for some in (by_word, named, below) if len(some) > 1), {})
     batches = {name: found for name in chosen if (found := _PATTERNS["batch"].search(name))}
@@ -910,6 +948,71 @@ def _alike(said: Iterable[tuple[str, float]]) -> dict[str, float]:
     first = best[0] if best else 0.0
     shares = {name: [*map(truediv, rates, best)] for name, rates in each.items()}
     return {name: first * median(some) for name, some in shares.items()}
+
+
+class _Stated(NamedTuple):
+    """A speed that a sentence states, and what it is that of: only those of one are compared."""
+
+    of: str  # An epoch, 4,000 steps, tokens.
+    per_s: float
+    typed: str
+    quote: str  # The sentence, cut if it is long.
+    batch: str  # The size that it names; empty if it names none.
+
+
+def _stated(text: str) -> Iterator[_Stated]:
+    """Speeds in sentences; a time without what it is that of is of what the one before is."""
+    of = batch = ""
+    for line in _sentences(text):
+        read = _readable(line, {})
+        units = [*_PATTERNS["of_unit"].finditer(read)]
+        batch = found[1] if (found := _PATTERNS["batch"].search(read)) else batch
+        last, is_told = 0, bool(units)
+        for value in _values(read) if _PATTERNS["prose"].search(read) else ():
+            is_told |= _PATTERNS["takes"].search(read, last, value.at) is not None
+            is_told |= value.kind != "time"
+            before, after = read[max(value.at - _NEAR, last) : value.at], read[value.end :]
+            last = value.end
+            part = _PATTERNS["part"].search(before)
+            is_other = part and not _PATTERNS["of_runs"].search(before, 0, part.start())
+            is_other = is_other or _PATTERNS["of_collectives"].search(before)
+            if is_other or not (value.per_s and is_told) or _PATTERNS["of_data"].match(after):
+                continue
+            typed = read[value.at : value.end].strip()
+            if value.kind == "time" and units:
+                near = min(units, key=lambda unit: abs(unit.start() - value.at))
+                of = f"{near[1] or 1} {near[2]}".lower() if near[2] else near[0]
+            elif value.kind != "time":
+                of = value.kind if value.kind == "iterations" else value.unit
+            start = max(value.at - 2 * _NEAR, 0)
+            cut = line.find(" ", start) if start else 0
+            quote = line[cut : value.end + _NEAR] if len(line) > 4 * _NEAR else line
+            yield _Stated(of, value.per_s, typed, quote.strip(" #>"), batch)
+
+
+def _extremes(text: str) -> ScalingTable | None:
+    """The slowest and the fastest of a few speeds of one quantity that sentences state."""
+    stated = [*_stated(text)]
+    for of in dict.fromkeys(one.of for one in stated):
+        alike = sorted((one for one in stated if one.of == of), key=lambda one: one.per_s)
+        slow, fast = alike[0], alike[-1]
+        are_unlike = slow.per_s < _SAME_SPEED * fast.per_s < _SAME_SPEED * _MOST_APART * slow.per_s
+        if len(alike) > _MOST_STATED or not are_unlike:
+            continue
+        are_times = all(_PATTERNS["duration"].match(one.typed) for one in (slow, fast))
+        quotes = "”, “".join(dict.fromkeys((fast.quote, slow.quote)))
+        notes = [f"The text says: “{quotes}”."]
+        if slow.batch != fast.batch and slow.batch and fast.batch:
+            sizes = f"{slow.batch} and {fast.batch}"
+            notes.append(f"It names batches of {sizes}: compare samples per second of both.")
+        return ScalingTable(
+            counts=(1, 1),
+            rates=(slow.per_s, fast.per_s),
+            of="times" if are_times else "rates",
+            names=(slow.typed, fast.typed),
+            notes=tuple(notes),
+        )
+    return None
 
 
 def _excess(by_count: Mapping[int, float]) -> float:

@@ -303,6 +303,9 @@ def scaling_lines(result: ScalingTableResult) -> list[str]:
         name = capitalized(result.names[0])
         said = _say(kind, name=name, ranks=len(rates), slowest=slowest, usual=usual)
         return [said, _TABLE["say"]["compare"]][: 1 + (kind == "slowest rank")]
+    if of in ("times", "rates"):
+        said = _say(of, slow=result.names[0], fast=result.names[1], times=rates[1] / rates[0])
+        return [said, *result.unavailable, _TABLE["compare"]]
     if of == "moments":
         each = ", then ".join(result.names[:_MOST_MOMENTS])
         return [_say("slower", ratio=rates[-1] / rates[0], each=each), _TABLE["slower"]]
