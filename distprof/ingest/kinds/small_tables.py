@@ -385,6 +385,7 @@ _CONTRASTS = ("of_chip", "of_mode", "of_precision", "of_way", "of_change")
 _MOST_WORDS = 7  # Of a name in a sentence
 _MOST_APART = 100  # Ratio of times that are hardly those of the same work
 _NEAR = 40  # Characters before a speed that may name a part of an iteration
+_JOB_PER_S = 1 / 600  # What takes longer is no iteration
 _ROUNDED = 0.51  # A percentage that is rounded differs by less
 _MOST_STATED = 6  # Speeds that a text compares in sentences
 _FEWEST_REPORTS = 3  # of a log that says more than words next to it
@@ -704,9 +705,11 @@ def _scaling(text: str, *, are_best: bool = False) -> ScalingTable | None:
             pairs = {count: rate for (_, count), rate in related.items()}
     if len(pairs) < 2 or [*pairs] not in (sorted(pairs), sorted(pairs, reverse=True)):
         return None
-    is_of_job = kind == "time" and "epoch" not in text.lower()
-    if (kind == "iterations" or is_of_job) and _have_unlike_batches(lines, may_grow=not is_of_job):
-        return None
+    is_of_epoch = kind == "time" and "epoch" in text.lower()
+    is_of_job = kind == "time" and not is_of_epoch and min(pairs.values()) < _JOB_PER_S
+    if kind in ("iterations", "time") and not is_of_epoch:
+        if _have_unlike_batches(lines, may_grow=not is_of_job):
+            return None
     others = {value.per_s for line in lines for value in _values(line)} - {*pairs.values()}
     products = [count * rate for count, rate in pairs.items() if count > 1]
     are_each = any(abs(one / product - 1) < _SAME for one in others for product in products)
@@ -770,6 +773,42 @@ class _Said(NamedTuple):
     kind: str
     per_s: float
     is_contrasted: bool = False  # Whether words say that it is another one.
+    line: str = ""  # The sentence, and where the speed is in it.
+    at: slice = slice(0)
+    unit: str = ""  # Of a rate.
+
+    @property
+    def typed(self) -> str:
+        return self.line[self.at].strip()
+
+    @property
+    def batch(self) -> str:
+        """The size of the batch that the sentence names; empty if it names none."""
+        found = _PATTERNS["batch"].search(self.line)
+        return found[1] if found else ""
+
+    @property
+    def quantity(self) -> str:
+        """What it is that of, such as an epoch, 4,000 steps, tokens; empty if it does not say it."""
+        if self.kind != "time":
+            return self.kind if self.kind == "iterations" else self.unit
+        units = [*_PATTERNS["of_unit"].finditer(self.line)]
+        near = min(units, key=lambda unit: abs(unit.start() - self.at.start), default=None)
+        return (f"{near[1] or 1} {near[2]}".lower() if near[2] else near[0]) if near else ""
+
+    @property
+    def is_stated(self) -> bool:
+        """Whether a sentence says that something takes so long or is so fast."""
+        told, after = self.line[: self.at.start], self.line[self.at.stop :]
+        is_told = self.quantity or _PATTERNS["takes"].search(told)
+        is_other = _PATTERNS["range"].search(told) or _PATTERNS["of_data"].match(after)
+        return bool(is_told and not is_other and _PATTERNS["prose"].search(self.line))
+
+    def quote(self, line: str) -> str:
+        """The sentence as it was typed, cut if it is long."""
+        start = max(self.at.start - 2 * _NEAR, 0)
+        cut = line.find(" ", start) if start else 0
+        return (line[cut : self.at.stop + _NEAR] if len(line) > 4 * _NEAR else line).strip(" #>")
 
     @property
     def names_a_run(self) -> bool:
@@ -827,7 +866,10 @@ def _said_in(line: str, title: str) -> Iterator[_Said]:
         above = title.strip(_MARKS)
     named = [
         [
-            _Said(name, above, text, value.kind, value.per_s, is_contrasted)
+            _Said(
+                *(name, above, text, value.kind, value.per_s, is_contrasted, line),
+                *(slice(value.at, value.end), value.unit),
+            )
             for name, text, value in zip(names, texts, values, strict=False)
         ]
         for names in (before, after)
@@ -895,7 +937,7 @@ def _compared(text: str) -> ScalingTable | None:
             table = _moments(said, text) or _ways(said)
             if table is not None:
                 return table
-    return None if is_long else _extremes(text)
+    return _extremes(found, text)
 
 
 def _moments(said: Sequence[_Said], text: str) -> ScalingTable | None:
@@ -950,58 +992,23 @@ def _alike(said: Iterable[tuple[str, float]]) -> dict[str, float]:
     return {name: first * median(some) for name, some in shares.items()}
 
 
-class _Stated(NamedTuple):
-    """A speed that a sentence states, and what it is that of: only those of one are compared."""
-
-    of: str  # An epoch, 4,000 steps, tokens.
-    per_s: float
-    typed: str
-    quote: str  # The sentence, cut if it is long.
-    batch: str  # The size that it names; empty if it names none.
-
-
-def _stated(text: str) -> Iterator[_Stated]:
-    """Speeds in sentences; a time without what it is that of is of what the one before is."""
-    of = batch = ""
-    for line in _sentences(text):
-        read = _readable(line, {})
-        units = [*_PATTERNS["of_unit"].finditer(read)]
-        batch = found[1] if (found := _PATTERNS["batch"].search(read)) else batch
-        last, is_told = 0, bool(units)
-        for value in _values(read) if _PATTERNS["prose"].search(read) else ():
-            is_told |= _PATTERNS["takes"].search(read, last, value.at) is not None
-            is_told |= value.kind != "time"
-            before, after = read[max(value.at - _NEAR, last) : value.at], read[value.end :]
-            last = value.end
-            part = _PATTERNS["part"].search(before)
-            is_other = part and not _PATTERNS["of_runs"].search(before, 0, part.start())
-            is_other = is_other or _PATTERNS["of_collectives"].search(before)
-            if is_other or not (value.per_s and is_told) or _PATTERNS["of_data"].match(after):
-                continue
-            typed = read[value.at : value.end].strip()
-            if value.kind == "time" and units:
-                near = min(units, key=lambda unit: abs(unit.start() - value.at))
-                of = f"{near[1] or 1} {near[2]}".lower() if near[2] else near[0]
-            elif value.kind != "time":
-                of = value.kind if value.kind == "iterations" else value.unit
-            start = max(value.at - 2 * _NEAR, 0)
-            cut = line.find(" ", start) if start else 0
-            quote = line[cut : value.end + _NEAR] if len(line) > 4 * _NEAR else line
-            yield _Stated(of, value.per_s, typed, quote.strip(" #>"), batch)
-
-
-def _extremes(text: str) -> ScalingTable | None:
+def _extremes(found: Iterable[_Said], text: str) -> ScalingTable | None:
     """The slowest and the fastest of a few speeds of one quantity that sentences state."""
-    stated = [*_stated(text)]
-    for of in dict.fromkeys(one.of for one in stated):
-        alike = sorted((one for one in stated if one.of == of), key=lambda one: one.per_s)
-        slow, fast = alike[0], alike[-1]
+    typed = dict(zip(_lines(text), _sentences(text), strict=True))
+    stated: dict[str, list[_Said]] = {}
+    of = ""
+    for one in found:
+        of = one.quantity or of
+        if one.is_stated and not one.is_of_a_part:
+            stated.setdefault(of, []).append(one)
+    for alike in stated.values():
+        slow, *_, fast = sorted((*alike, alike[0]), key=lambda one: one.per_s)
         are_unlike = slow.per_s < _SAME_SPEED * fast.per_s < _SAME_SPEED * _MOST_APART * slow.per_s
         if len(alike) > _MOST_STATED or not are_unlike:
             continue
         are_times = all(_PATTERNS["duration"].match(one.typed) for one in (slow, fast))
-        quotes = "”, “".join(dict.fromkeys((fast.quote, slow.quote)))
-        notes = [f"The text says: “{quotes}”."]
+        quotes = dict.fromkeys(one.quote(typed.get(one.line, one.line)) for one in (fast, slow))
+        notes = [f"The text says: “{'”, “'.join(quotes)}”."]
         if slow.batch != fast.batch and slow.batch and fast.batch:
             sizes = f"{slow.batch} and {fast.batch}"
             notes.append(f"It names batches of {sizes}: compare samples per second of both.")
