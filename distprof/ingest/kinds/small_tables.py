@@ -597,7 +597,7 @@ def _rank_rates(lines: Sequence[str]) -> dict[str, float]:
 def _sentence_pairs(
     lines: Sequence[tuple[list[tuple[int, str, int]], list[_Value]]], kind: str, *, are_best: bool
 ) -> dict[tuple[str, int], float]:
-    """What is counted and how many of it to the first value of a kind, or to the best of several."""
+    """What is counted and how many to the first value of a kind, or to the best of several."""
     found: dict[tuple[str, int], list[float]] = {}  # Several below a line that only counts.
     pending: tuple[str, int] | None = None
     for counts, all_values in lines:
@@ -641,27 +641,17 @@ def _related(line: str) -> dict[tuple[str, int], float]:
     return {(other[1], other[0]): 1.0, (one[1], one[0]): value} if value > 0 else {}
 
 
-def _sentences(text: str) -> list[str]:
-    """Sentences and lines, without marks of emphasis."""
-    text = re.sub("[*`]", "", text.replace("<br>", " "))
-    return [line[:1_000] for line in _PATTERNS["sentence"].split(text)]
-
-
 def _lines(text: str) -> list[str]:
     """Sentences and lines, with numbers that can be read."""
+    text = _PATTERNS["prefix"].sub("", re.sub("[*`]", "", text.replace("<br>", " ")))
     many = {one[:2] for one in _counts(text) if one[0] > 1}
     known = {of: f"{count} " for count, of in many if sum(of == other for _, other in many) == 1}
-    return [_readable(line, known) for line in _sentences(text)]
-
-
-def _readable(line: str, known: Mapping[str, str]) -> str:
-    """A line with digits for words, clocks and multiples; the known number of GPUs and nodes."""
-    line = _PATTERNS["prefix"].sub("", line)
-    line = _PATTERNS["multi"].sub(lambda found: known.get(_of(found[1]), found[0]), line)
-    line = _PATTERNS["alike"].sub(r"\1 \2", line)
-    line = _PATTERNS["thousands"].sub(lambda found: f"{float(found[1]) * 1e3:.0f}", line)
-    line = _PATTERNS["clock"].sub(lambda found: f" {_clock(found)}", line)
-    return _PATTERNS["spelled"].sub(_in_digits, line)
+    text = _PATTERNS["multi"].sub(lambda found: known.get(_of(found[1]), found[0]), text)
+    text = _PATTERNS["alike"].sub(r"\1 \2", text)
+    text = _PATTERNS["thousands"].sub(lambda found: f"{float(found[1]) * 1e3:.0f}", text)
+    text = _PATTERNS["clock"].sub(lambda found: f" {_clock(found)}", text)
+    text = _PATTERNS["spelled"].sub(_in_digits, text)
+    return [line[:1_000] for line in _PATTERNS["sentence"].split(text)]
 
 
 def _in_digits(found: re.Match[str]) -> str:
@@ -707,9 +697,9 @@ def _scaling(text: str, *, are_best: bool = False) -> ScalingTable | None:
         return None
     is_of_epoch = kind == "time" and "epoch" in text.lower()
     is_of_job = kind == "time" and not is_of_epoch and min(pairs.values()) < _JOB_PER_S
-    if kind in ("iterations", "time") and not is_of_epoch:
-        if _have_unlike_batches(lines, may_grow=not is_of_job):
-            return None
+    are_steps = kind in ("iterations", "time") and not is_of_epoch
+    if are_steps and _have_unlike_batches(lines, may_grow=not is_of_job):
+        return None
     others = {value.per_s for line in lines for value in _values(line)} - {*pairs.values()}
     products = [count * rate for count, rate in pairs.items() if count > 1]
     are_each = any(abs(one / product - 1) < _SAME for one in others for product in products)
@@ -741,93 +731,75 @@ def _scaling(text: str, *, are_best: bool = False) -> ScalingTable | None:
 
 
 def _have_unlike_batches(lines: Iterable[str], *, may_grow: bool) -> bool:
-    """Whether sentences name different batches, besides those that grow with the GPUs next to them."""
+    """Whether sentences name different batches, besides those that grow with the GPUs."""
     found = ((_counts(line), _PATTERNS["batch"].search(line)) for line in lines)
     sizes = [(int(batch[1]), counts[0][0]) for counts, batch in found if counts and batch]
     each = {n / count for n, count in sizes} if may_grow else {n for n, _ in sizes}
     return min(len({n for n, _ in sizes}), len(each)) > 1
 
 
-def _name(clauses: Iterable[str]) -> str:
-    """What a speed is that of, by the first of clauses that says it; empty if none does."""
-    for clause in clauses:
-        parts = _PATTERNS["preposition"].split(clause)
-        is_one = len(parts) > 2 and len(clause.split()) <= _MOST_WORDS
-        for told in (clause,) if is_one else reversed(parts):
-            words = _PATTERNS["filler"].sub("", told).strip(_MARKS).split()
-            if words:
-                return " ".join(words[-_MOST_WORDS:])[-_LABEL:]
-    return ""
-
-
-def _name_before(text: str) -> str:
-    return _name(reversed(_PATTERNS["clause"].split(text)))
-
-
 class _Said(NamedTuple):
     """A speed, and what a text says of it."""
 
-    name: str  # What it is that of, by the words around it.
-    title: str  # The same by a line above.
-    before: str  # Words before it.
+    line: str  # The sentence,
+    before: str  # its words between the speed before it and this one,
+    typed: str  # and the speed.
+    title: str  # What a line above names.
     kind: str
     per_s: float
-    is_contrasted: bool = False  # Whether words say that it is another one.
-    line: str = ""  # The sentence, and where the speed is in it.
-    at: slice = slice(0)
     unit: str = ""  # Of a rate.
+    is_contrasted: bool = False  # Whether words say that it is another one.
 
     @property
-    def typed(self) -> str:
-        return self.line[self.at].strip()
+    def name(self) -> str:
+        """The name of a run in a list, which has a sign behind it; empty in a sentence."""
+        label = _PATTERNS["filler"].sub("", self.before).strip(_MARKS)
+        own = _PATTERNS["fillers"].sub("", label)
+        is_listed = self.line.startswith(self.before) and _PATTERNS["listed"].search(self.before)
+        if not is_listed or _MARKUP & {*self.before} or _PATTERNS["of_steps"].match(label):
+            return ""
+        return _closed(label[-_LABEL:]) if any(map(str.isalpha, own)) else ""
 
     @property
-    def batch(self) -> str:
-        """The size of the batch that the sentence names; empty if it names none."""
-        found = _PATTERNS["batch"].search(self.line)
-        return found[1] if found else ""
+    def places(self) -> tuple[str, str]:
+        """Where, or with what, it is measured, by the words before it and behind it."""
+        words = _PATTERNS["filler"].sub("", self.before)
+        found = _PATTERNS["place"].search(words), _PATTERNS["place_behind"].match(self.behind)
+        before, behind = (_closed(one[1][-_LABEL:].strip(_MARKS)) if one else "" for one in found)
+        return before, behind
+
+    @property
+    def behind(self) -> str:
+        return self.line.partition(self.before + self.typed)[2]
 
     @property
     def quantity(self) -> str:
-        """What it is that of, such as an epoch, 4,000 steps, tokens; empty if it does not say it."""
+        """What it is that of: an epoch, 4,000 steps, tokens; empty if it does not say it."""
         if self.kind != "time":
             return self.kind if self.kind == "iterations" else self.unit
-        units = [*_PATTERNS["of_unit"].finditer(self.line)]
-        near = min(units, key=lambda unit: abs(unit.start() - self.at.start), default=None)
+        units = _PATTERNS["of_unit"].finditer(self.line)
+        at = self.line.find(self.before + self.typed) + len(self.before)
+        near = min(units, key=lambda unit: abs(unit.start() - at), default=None)
         return (f"{near[1] or 1} {near[2]}".lower() if near[2] else near[0]) if near else ""
 
     @property
     def is_stated(self) -> bool:
         """Whether a sentence says that something takes so long or is so fast."""
-        told, after = self.line[: self.at.start], self.line[self.at.stop :]
+        told = self.line.removesuffix(self.behind).removesuffix(self.typed)
         is_told = self.quantity or _PATTERNS["takes"].search(told)
-        is_other = _PATTERNS["range"].search(told) or _PATTERNS["of_data"].match(after)
+        is_other = _PATTERNS["no_speed"].search(told) or _PATTERNS["of_data"].match(self.behind)
         return bool(is_told and not is_other and _PATTERNS["prose"].search(self.line))
-
-    def quote(self, line: str) -> str:
-        """The sentence as it was typed, cut if it is long."""
-        start = max(self.at.start - 2 * _NEAR, 0)
-        cut = line.find(" ", start) if start else 0
-        return (line[cut : self.at.stop + _NEAR] if len(line) > 4 * _NEAR else line).strip(" #>")
-
-    @property
-    def names_a_run(self) -> bool:
-        """Whether the words are a name: a list has those, and where, with what, a number."""
-        own = _PATTERNS["fillers"].sub("", self.name)
-        has_letters = any(map(str.isalpha, self.name)) and not _MARKUP & {*self.name}
-        has_letters &= "|" not in self.before and any(map(str.isalnum, own))
-        is_said = _PATTERNS["cjk"].search(self.name) and not _PATTERNS["listed"].search(self.before)
-        if not has_letters or is_said or _PATTERNS["of_steps"].match(self.name):
-            return False
-        looks_like_one = _PATTERNS["name"].search(self.name)
-        return bool(self.is_contrasted or looks_like_one or _PATTERNS["listed"].search(self.before))
 
     @property
     def is_of_a_part(self) -> bool:
         """Whether it is the speed of a part of an iteration, or not of training."""
-        found = ((t, _PATTERNS["part"].search(t)) for t in (self.name, self.before[-_NEAR:]))
-        is_run = _PATTERNS["of_runs"].search
-        return any(part and not is_run(text, 0, part.start()) for text, part in found)
+        part = _PATTERNS["part"].search(near := self.before[-_NEAR:])
+        return bool(part and not _PATTERNS["of_runs"].search(near, 0, part.start()))
+
+
+def _closed(label: str) -> str:
+    """A label with the brackets that it lacks at its end."""
+    return label + ")" * (label.count("(") - label.count(")"))
 
 
 def _said(lines: Sequence[str]) -> Iterator[_Said]:
@@ -843,43 +815,25 @@ def _said(lines: Sequence[str]) -> Iterator[_Said]:
         said = [[*_said_in(line, title)] for line in alike]
         if not said[0]:
             title = alike[0] if _PATTERNS["title"].fullmatch(alike[0]) else title
-        elif len(alike) < _FEWEST_REPORTS or all(one.names_a_run for some in said for one in some):
+        elif len(alike) < _FEWEST_REPORTS or all(one.name for some in said for one in some):
             yield from chain(*said)
         else:
             usual = median(some[0].per_s for some in said if some)
-            yield said[0][0]._replace(name="", before="", per_s=usual)
+            yield said[0][0]._replace(line="", before="", per_s=usual)
 
 
 def _said_in(line: str, title: str) -> Iterator[_Said]:
     """Speeds in a line or sentence below a title."""
-    values = [value for value in _values(line) if value.per_s]
-    ends = [0, *(value.end for value in values)]
-    starts = [*(value.at for value in values), len(line)]
-    texts = [line[end:start] for end, start in zip(ends, starts, strict=True)]
-    parts = [_PATTERNS["break"].split(some) for some in texts]
-    before = [_name_before(some) for some in (texts[0], *(some[-1] for some in parts[1:-1]))]
-    after = [_name(_PATTERNS["clause"].split(some[0])) for some in parts[1:]]
-    is_contrasted = any(map(_PATTERNS["contrast"].search, texts[1:-1]))
-    is_contrasted |= _PATTERNS["contrast"].match(line.lstrip()) is not None
-    above = _name_before(title)
+    words = _PATTERNS["filler"].sub("", _PATTERNS["clause"].split(title)[-1]).strip(_MARKS).split()
+    above = " ".join(words[-_MOST_WORDS:])[-_LABEL:]
     if _PATTERNS["way"].match(title.strip(_MARKS)):
         above = title.strip(_MARKS)
-    named = [
-        [
-            _Said(
-                *(name, above, text, value.kind, value.per_s, is_contrasted, line),
-                *(slice(value.at, value.end), value.unit),
-            )
-            for name, text, value in zip(names, texts, values, strict=False)
-        ]
-        for names in (before, after)
-    ]
-    either = [one if one.names_a_run else other for one, other in zip(*named, strict=True)]
-    is_where = _PATTERNS["preposition"].match
-    yield from max(
-        (*named, either),
-        key=lambda some: sum(one.names_a_run + bool(is_where(one.name)) for one in some),
-    )
+    end, is_contrasted = 0, _PATTERNS["contrast"].match(line.lstrip()) is not None
+    for value in filter(lambda one: one.per_s, _values(line)):
+        before, typed = line[end : value.at], line[value.at : value.end]
+        is_contrasted |= end > 0 and _PATTERNS["contrast"].search(before) is not None
+        yield _Said(line, before, typed, above, value.kind, value.per_s, value.unit, is_contrasted)
+        end = value.end
 
 
 def _speed(cell: str, *says: str) -> tuple[str, float] | None:
@@ -918,7 +872,7 @@ def _side(head: str) -> str:
     label = _PATTERNS["of_side"].sub(" ", head).strip(_MARKS)
     is_other = any(_PATTERNS[one].search(label) for one in ("no_side", "part", "counted"))
     is_name = any(map(str.isalpha, label)) and len(label.split()) < _MOST_WORDS
-    return label if is_name and not is_other else ""
+    return _closed(label) if is_name and not is_other else ""
 
 
 def _compared(text: str) -> ScalingTable | None:
@@ -926,8 +880,8 @@ def _compared(text: str) -> ScalingTable | None:
     if (table := _sides(_table_rows(_lines(text)), "ways", "columns")) is not None:
         return table
     if found := _PATTERNS["proved"].search(text):
-        first, second, ratio = (float(found[one].replace(",", "")) for one in ("first", "second", "ratio"))
-        if second and ratio and abs(first / second / ratio - 1) < _SAME:
+        first, second, ratio = (_typed(found[at]) or 1.0 for at in ("first", "second", "ratio"))
+        if abs(first / second / ratio - 1) < _SAME:
             return _by_name({found["one"]: 1 / first, found["other"]: 1 / second}, "ways")
     is_long = len(text) > _SHORT or _PATTERNS["formula"].search(text)
     found = [] if is_long else [*_said(_lines(text))]
@@ -942,14 +896,12 @@ def _compared(text: str) -> ScalingTable | None:
 
 def _moments(said: Sequence[_Said], text: str) -> ScalingTable | None:
     """A speed at first, and lower ones later, of a text that names no change between them."""
-    is_early = (_PATTERNS["early"].search(f"{one.name} {one.before}") for one in said)
+    is_early = (_PATTERNS["early"].search(one.before) for one in said)
     first = next((i for i, early in enumerate(is_early) if early), len(said))
     rates = tuple(one.per_s for one in said[first:])
     others = said[first + 1 :]
     is_late = any(_PATTERNS["late"].search(one.before) or one.is_contrasted for one in others)
-    is_moved = _PATTERNS["changed"].search(text)
-    is_moved = is_moved or any(_PATTERNS["moved"].search(one.before) for one in said)
-    if not is_late or is_moved or rates[-1] > _SAME_SPEED * rates[0]:
+    if not is_late or _PATTERNS["changed"].search(text) or rates[-1] > _SAME_SPEED * rates[0]:
         return None
     is_time = said[0].kind in ("iterations", "time")
     speeds = tuple(f"{1 / rate:.4g} s" if is_time else f"{rate:.4g}/s" for rate in rates)
@@ -965,11 +917,14 @@ def _ways(said: Sequence[_Said]) -> ScalingTable | None:
         num = next((at for at, one in enumerate(plain) if one in plain[:at]), len(plain))
         if len(told) == len(said) and num > len(by_word):
             by_word = dict(zip(told[:num], (one.per_s for one in said), strict=False))
-    runs = [one for one in said if one.names_a_run]
-    forms = {_PATTERNS["preposition"].match(one.name) is not None for one in runs}
-    named = _alike([(one.name, one.per_s) for one in runs]) if len(forms) == 1 else {}
+    named = _alike([(one.name, one.per_s) for one in said if one.name])
+    columns = zip(*(one.places for one in said), strict=True)
+    places = max(columns, key=lambda some: len([*filter(None, some)]))
+    placed = _alike((at, one.per_s) for at, one in zip(places, said, strict=True) if at)
+    if said[0].kind == "iterations" and any(map(_counts, placed)):
+        placed = {}  # the batch may grow with the number of GPUs
     below = _alike([(one.title, one.per_s) for one in said if one.title])
-    chosen = next((some for some in (by_word, named, below) if len(some) > 1), {})
+    chosen = next((some for some in (by_word, named, placed, below) if len(some) > 1), {})
     batches = {name: found for name in chosen if (found := _PATTERNS["batch"].search(name))}
     if batches.keys() == chosen.keys() and said[0].kind == "iterations":
         chosen = {name: rate * int(batches[name][1]) for name, rate in chosen.items()}
@@ -980,21 +935,16 @@ def _ways(said: Sequence[_Said]) -> ScalingTable | None:
 
 
 def _alike(said: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """The first speed of each name; of names with as many, its usual share of the fastest."""
+    """The speed of each name; of names with several, its usual share of the fastest."""
     each: dict[str, list[float]] = {}
     for name, rate in said:
         each.setdefault(name, []).append(rate)
-    if len({*map(len, each.values())}) > 1:
-        return {name: rates[0] for name, rates in each.items()}
-    best = [*map(max, zip(*each.values(), strict=True))]
-    first = best[0] if best else 0.0
-    shares = {name: [*map(truediv, rates, best)] for name, rates in each.items()}
-    return {name: first * median(some) for name, some in shares.items()}
+    best = [*map(max, zip(*each.values(), strict=False))]
+    return {name: best[0] * median(map(truediv, rates, best)) for name, rates in each.items()}
 
 
 def _extremes(found: Iterable[_Said], text: str) -> ScalingTable | None:
     """The slowest and the fastest of a few speeds of one quantity that sentences state."""
-    typed = dict(zip(_lines(text), _sentences(text), strict=True))
     stated: dict[str, list[_Said]] = {}
     of = ""
     for one in found:
@@ -1007,19 +957,25 @@ def _extremes(found: Iterable[_Said], text: str) -> ScalingTable | None:
         if len(alike) > _MOST_STATED or not are_unlike:
             continue
         are_times = all(_PATTERNS["duration"].match(one.typed) for one in (slow, fast))
-        quotes = dict.fromkeys(one.quote(typed.get(one.line, one.line)) for one in (fast, slow))
-        notes = [f"The text says: “{'”, “'.join(quotes)}”."]
-        if slow.batch != fast.batch and slow.batch and fast.batch:
-            sizes = f"{slow.batch} and {fast.batch}"
-            notes.append(f"It names batches of {sizes}: compare samples per second of both.")
+        quotes = dict.fromkeys(_quote(one, text) for one in (fast, slow))
+        sizes = {*chain(*(_PATTERNS["batch"].findall(one.line)[:1] for one in (slow, fast)))}
+        named = " and ".join(sorted(sizes, key=int))
+        note = f"It names batches of {named}: compare samples per second."
         return ScalingTable(
             counts=(1, 1),
             rates=(slow.per_s, fast.per_s),
             of="times" if are_times else "rates",
-            names=(slow.typed, fast.typed),
-            notes=tuple(notes),
+            names=(slow.typed.strip(), fast.typed.strip()),
+            notes=(f"The text says: “{'”, “'.join(quotes)}”.", *[note][: len(sizes) - 1]),
         )
     return None
+
+
+def _quote(said: _Said, text: str) -> str:
+    """What a text says of a speed, as it was typed if its numbers are digits there."""
+    words = re.escape(f"{said.before[-_NEAR:]}{said.typed}")
+    found = re.search(rf"[^\n]{{0,80}}{words}[^\n]{{0,60}}", text)
+    return (found[0] if found else said.line).strip(" #>")
 
 
 def _excess(by_count: Mapping[int, float]) -> float:
@@ -1070,7 +1026,9 @@ def fits_compared(source: str) -> bool:
     fitting = (one for one in known_sources() if one is not COMPARED and one.fits(source))
     if table is None or any(kind is not TRAINING_LOG for kind in fitting):
         return False
+    said = (*table.names, *table.notes)
     are_told = all(map(_PATTERNS["preposition"].match, table.names))
+    are_told |= table.of in ("times", "rates") and any(map(_PATTERNS["contrast"].search, said))
     return are_told or not TRAINING_LOG.fits(source)
 
 
