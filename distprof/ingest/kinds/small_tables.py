@@ -386,7 +386,7 @@ _MOST_WORDS = 7  # Of a name in a sentence
 _MOST_APART = 100  # Ratio of times that are hardly those of the same work
 _NEAR = 40  # Characters before a speed that may name a part of an iteration
 _JOB_PER_S = 1 / 600  # What takes longer is no iteration
-_ROUNDED = 0.51  # A percentage that is rounded differs by less
+_ROUNDED = 0.0051  # A share that is rounded differs by less
 _MOST_STATED = 6  # Speeds that a text compares in sentences
 _FEWEST_REPORTS = 3  # of a log that says more than words next to it
 _SAME_SPEED = 0.95  # Share of a speed from which another is the same
@@ -577,10 +577,11 @@ def _table_pairs(rows: Iterable[_Row]) -> tuple[dict[int, float], str, str]:
     return {}, "iterations", "GPUs"
 
 
-def _by_name(rates: Mapping[str, float], of: str) -> ScalingTable:
-    """Ranks or ways to train, the slowest first."""
+def _by_name(rates: Mapping[str, float], of: str, *notes: str) -> ScalingTable:
+    """Ranks, ways to train or speeds, the slowest first."""
     names, per_s = zip(*sorted(rates.items(), key=lambda one: one[1]), strict=True)
-    return ScalingTable(counts=(1,) * len(names), rates=per_s, of=of, names=names)
+    names = tuple(name + ")" * (name.count("(") - name.count(")")) for name in names)
+    return ScalingTable(counts=(1,) * len(names), rates=per_s, of=of, names=names, notes=notes)
 
 
 def _rank_rates(lines: Sequence[str]) -> dict[str, float]:
@@ -595,12 +596,16 @@ def _rank_rates(lines: Sequence[str]) -> dict[str, float]:
 
 
 def _sentence_pairs(
-    lines: Sequence[tuple[list[tuple[int, str, int]], list[_Value]]], kind: str, *, are_best: bool
+    lines: Sequence[tuple[str, list[tuple[int, str, int]], list[_Value]]], kind: str
 ) -> dict[tuple[str, int], float]:
-    """What is counted and how many to the first value of a kind, or to the best of several."""
+    """What is counted and how many of it to the first value of a kind, as sentences pair them.
+
+    Of lines that differ only in their numbers, the best value counts.
+    """
     found: dict[tuple[str, int], list[float]] = {}  # Several below a line that only counts.
+    forms: dict[tuple[str, int], str] = {}
     pending: tuple[str, int] | None = None
-    for counts, all_values in lines:
+    for form, counts, all_values in lines:
         values = [one for one in all_values if one.kind == kind]
         if not counts:
             if pending and values:
@@ -616,12 +621,13 @@ def _sentence_pairs(
             values = [value for value, some in zip(values, before, strict=True) if some]
             named = [some[-1] for some in before if some]
         for (count, of, _), value in zip(named, values, strict=True):
-            rates = found.setdefault((of, count), [])
-            rates += [value.per_s] * (are_best or not rates)
+            rates = found.setdefault((of, count), [value.per_s])
+            if forms.setdefault((of, count), form) == form:
+                rates[0] = max(rates[0], value.per_s)
         last = max((value.at for value in values), default=-1)
         waiting = {(of, count) for count, of, at in counts if at > last}
         pending = waiting.pop() if len(waiting) == 1 else None
-    return {key: (max if are_best else median)(rates) for key, rates in found.items()}
+    return {key: median(rates) for key, rates in found.items()}
 
 
 def _related(line: str) -> dict[tuple[str, int], float]:
@@ -660,11 +666,8 @@ def _in_digits(found: re.Match[str]) -> str:
     return f"{number + 0.5 * ('half' in (word, *more)):g}"
 
 
-def _scaling(text: str, *, are_best: bool = False) -> ScalingTable | None:
-    """Throughput by the number of GPUs or nodes; None if the numbers are not in order.
-
-    Of several batches that were tried, the best of each number of GPUs may be asked for.
-    """
+def _scaling(text: str) -> ScalingTable | None:
+    """Throughput by the number of GPUs or nodes; None if the numbers are not in order."""
     lines = _lines(text)
     rows = [*_table_rows(lines)]
     pairs, kind, of = _table_pairs(rows)
@@ -675,14 +678,14 @@ def _scaling(text: str, *, are_best: bool = False) -> ScalingTable | None:
     if len(pairs) < 2:
         if len(of_ranks := _rank_rates(lines)) >= _FEWEST_RANKS:
             return _by_name(of_ranks, "ranks")
-        read = [(_counts(line), [*_values(line)]) for line in lines]
+        read = [(_form(line), _counts(line), [*_values(line)]) for line in lines]
         fewest = 2 if len(text) <= _SHORT else 3
         by_iterations = (
             ("time", "iterations") if "epoch" in text.lower() else ("iterations", "time")
         )
         timed = by_iterations if fewest == 2 else ()  # long prose has many times
         kinds = ("rate", "each", *timed)
-        typed = {kind: _sentence_pairs(read, kind, are_best=are_best) for kind in kinds}
+        typed = {kind: _sentence_pairs(read, kind) for kind in kinds}
         options = (
             (kind, of, {count: rate for (what, count), rate in found.items() if what == of})
             for kind, found in typed.items()
@@ -695,31 +698,29 @@ def _scaling(text: str, *, are_best: bool = False) -> ScalingTable | None:
             pairs = {count: rate for (_, count), rate in related.items()}
     if len(pairs) < 2 or [*pairs] not in (sorted(pairs), sorted(pairs, reverse=True)):
         return None
-    is_of_epoch = kind == "time" and "epoch" in text.lower()
-    is_of_job = kind == "time" and not is_of_epoch and min(pairs.values()) < _JOB_PER_S
-    are_steps = kind in ("iterations", "time") and not is_of_epoch
-    if are_steps and _have_unlike_batches(lines, may_grow=not is_of_job):
+    is_of_steps = kind == "iterations" or (kind == "time" and "epoch" not in text.lower())
+    is_of_job = kind == "time" and is_of_steps and min(pairs.values()) < _JOB_PER_S
+    if is_of_steps and _have_unlike_batches(lines, may_grow=not is_of_job):
         return None
     others = {value.per_s for line in lines for value in _values(line)} - {*pairs.values()}
     products = [count * rate for count, rate in pairs.items() if count > 1]
     are_each = any(abs(one / product - 1) < _SAME for one in others for product in products)
     are_each = are_each and kind == "rate"
     is_per_step = kind == "iterations" and not _PATTERNS["same_batch"].search(text)
-    grows = is_per_step or are_each or kind == "each" or _PATTERNS["per_gpu"].search(text)
-    told = [float(percent) for percent in _PATTERNS["percent"].findall(text)]
-    least, most = min(pairs), max(pairs)
-    shares = (100 * pairs[most] / pairs[least], 100 * pairs[most] / pairs[least] * least / most)
-    printed = [any(abs(one - share) < _ROUNDED for one in told) for share in shares]
-    if printed[0] != printed[1]:  # an efficiency in the text decides it
-        grows, is_per_step = printed[0], False
+    grows = is_per_step or are_each or kind == "each" or bool(_PATTERNS["per_gpu"].search(text))
+    told = [float(percent) / 100 for percent in _PATTERNS["percent"].findall(text)]
+    share = pairs[max(pairs)] / pairs[min(pairs)]
+    shares = (share, share * min(pairs) / max(pairs))  # if the batch grows, and if it does not
+    is_told = [any(abs(one - share) < _ROUNDED for one in told) for share in shares]
+    if is_told[0] != is_told[1]:
+        grows, is_per_step = is_told[0], False
     by_count = {count: rate * count if grows else rate for count, rate in sorted(pairs.items())}
     note = f"The share holds if the batch grows with the number of {of}: the text does not say it."
     is_open = is_per_step and not _PATTERNS["batch_of_each"].search(text)
     if is_open and _excess(by_count) > _MOST_EFFICIENT:  # then they share one
         by_count, is_open = dict(sorted(pairs.items())), False
-    if _excess(by_count) > _MOST_EFFICIENT:  # not the same work
-        tried = not are_best and len([*filter(_PATTERNS["batch"].search, lines)]) > len(pairs)
-        return _scaling(text, are_best=True) if tried else None
+    if _excess(by_count) > _MOST_EFFICIENT:
+        return None  # not the same work
     if is_of_job and len({f"{rate:.2g}" for rate in pairs.values()}) == 1 and "batch" in text:
         return None  # Iterations that are as many have more samples with several GPUs.
     return ScalingTable(
@@ -741,9 +742,10 @@ def _have_unlike_batches(lines: Iterable[str], *, may_grow: bool) -> bool:
 class _Said(NamedTuple):
     """A speed, and what a text says of it."""
 
-    line: str  # The sentence,
-    before: str  # its words between the speed before it and this one,
-    typed: str  # and the speed.
+    told: str  # The sentence before it,
+    before: str  # from the speed before it on,
+    typed: str  # the speed,
+    behind: str  # and the rest.
     title: str  # What a line above names.
     kind: str
     per_s: float
@@ -755,22 +757,22 @@ class _Said(NamedTuple):
         """The name of a run in a list, which has a sign behind it; empty in a sentence."""
         label = _PATTERNS["filler"].sub("", self.before).strip(_MARKS)
         own = _PATTERNS["fillers"].sub("", label)
-        is_listed = self.line.startswith(self.before) and _PATTERNS["listed"].search(self.before)
+        is_listed = self.told == self.before and _PATTERNS["listed"].search(self.before)
         if not is_listed or _MARKUP & {*self.before} or _PATTERNS["of_steps"].match(label):
             return ""
-        return _closed(label[-_LABEL:]) if any(map(str.isalpha, own)) else ""
+        return label[-_LABEL:] if any(map(str.isalpha, own)) else ""
 
     @property
     def places(self) -> tuple[str, str]:
         """Where, or with what, it is measured, by the words before it and behind it."""
         words = _PATTERNS["filler"].sub("", self.before)
         found = _PATTERNS["place"].search(words), _PATTERNS["place_behind"].match(self.behind)
-        before, behind = (_closed(one[1][-_LABEL:].strip(_MARKS)) if one else "" for one in found)
+        before, behind = (one[1][-_LABEL:].strip(_MARKS) if one else "" for one in found)
         return before, behind
 
     @property
-    def behind(self) -> str:
-        return self.line.partition(self.before + self.typed)[2]
+    def line(self) -> str:
+        return self.told + self.typed + self.behind
 
     @property
     def quantity(self) -> str:
@@ -778,16 +780,16 @@ class _Said(NamedTuple):
         if self.kind != "time":
             return self.kind if self.kind == "iterations" else self.unit
         units = _PATTERNS["of_unit"].finditer(self.line)
-        at = self.line.find(self.before + self.typed) + len(self.before)
-        near = min(units, key=lambda unit: abs(unit.start() - at), default=None)
+        near = min(units, key=lambda unit: abs(unit.start() - len(self.told)), default=None)
         return (f"{near[1] or 1} {near[2]}".lower() if near[2] else near[0]) if near else ""
 
     @property
     def is_stated(self) -> bool:
         """Whether a sentence says that something takes so long or is so fast."""
-        told = self.line.removesuffix(self.behind).removesuffix(self.typed)
-        is_told = self.quantity or _PATTERNS["takes"].search(told)
-        is_other = _PATTERNS["no_speed"].search(told) or _PATTERNS["of_data"].match(self.behind)
+        is_told = self.quantity or _PATTERNS["takes"].search(self.told)
+        is_other = _PATTERNS["no_speed"].search(self.told) or _PATTERNS["of_data"].match(
+            self.behind
+        )
         return bool(is_told and not is_other and _PATTERNS["prose"].search(self.line))
 
     @property
@@ -797,11 +799,6 @@ class _Said(NamedTuple):
         return bool(part and not _PATTERNS["of_runs"].search(near, 0, part.start()))
 
 
-def _closed(label: str) -> str:
-    """A label with the brackets that it lacks at its end."""
-    return label + ")" * (label.count("(") - label.count(")"))
-
-
 def _said(lines: Sequence[str]) -> Iterator[_Said]:
     """Speeds and what the text says of them.
 
@@ -809,8 +806,7 @@ def _said(lines: Sequence[str]) -> Iterator[_Said]:
     median counts.
     """
     title = ""
-    blocks = groupby(filter(str.strip, lines), lambda line: re.sub(r"\d[\d.,:]*", "#", line))
-    for _, block in blocks:
+    for _, block in groupby(filter(str.strip, lines), _form):
         alike = [*block]
         said = [[*_said_in(line, title)] for line in alike]
         if not said[0]:
@@ -819,7 +815,12 @@ def _said(lines: Sequence[str]) -> Iterator[_Said]:
             yield from chain(*said)
         else:
             usual = median(some[0].per_s for some in said if some)
-            yield said[0][0]._replace(line="", before="", per_s=usual)
+            yield said[0][0]._replace(told="", before="", behind="", per_s=usual)
+
+
+def _form(line: str) -> str:
+    """A line without its numbers."""
+    return re.sub(r"\d[\d.,:]*", "#", line)
 
 
 def _said_in(line: str, title: str) -> Iterator[_Said]:
@@ -830,9 +831,10 @@ def _said_in(line: str, title: str) -> Iterator[_Said]:
         above = title.strip(_MARKS)
     end, is_contrasted = 0, _PATTERNS["contrast"].match(line.lstrip()) is not None
     for value in filter(lambda one: one.per_s, _values(line)):
-        before, typed = line[end : value.at], line[value.at : value.end]
-        is_contrasted |= end > 0 and _PATTERNS["contrast"].search(before) is not None
-        yield _Said(line, before, typed, above, value.kind, value.per_s, value.unit, is_contrasted)
+        told, typed, behind = line[: value.at], line[value.at : value.end], line[value.end :]
+        is_contrasted |= end > 0 and _PATTERNS["contrast"].search(told, end) is not None
+        what = above, value.kind, value.per_s, value.unit, is_contrasted
+        yield _Said(told, told[end:], typed, behind, *what)
         end = value.end
 
 
@@ -857,14 +859,14 @@ def _sides(rows: Iterable[_Row], *of: str) -> ScalingTable | None:
     alike = [row for row in ways if (row.names, row.kind) == (names, kind)]
     shares = ([rate / max(row.rates) for rate in row.rates] for row in alike)
     usual = map(median, zip(*shares, strict=True))
-    table = _by_name(dict(zip(names, usual, strict=True)), "ways")
-    at = names.index(table.names[-1])
+    by_name = dict(zip(names, usual, strict=True))
+    at = names.index(max(by_name, key=by_name.__getitem__))
     others = [row.name for row in alike if row.rates[at] < _SAME_SPEED * max(row.rates)]
     note = f"This is the row {alike[0].name}" if alike[0].of == "columns" else ""
     if len(alike) > 1:
         note = f"These are medians of {len(alike)} rows"
         note += f", and in {len(others)} another is faster: {'; '.join(others[:3])}" * bool(others)
-    return msgspec.structs.replace(table, notes=(f"{note}.",) * bool(note))
+    return _by_name(by_name, "ways", *[f"{note}."][: len(note)])
 
 
 def _side(head: str) -> str:
@@ -872,40 +874,25 @@ def _side(head: str) -> str:
     label = _PATTERNS["of_side"].sub(" ", head).strip(_MARKS)
     is_other = any(_PATTERNS[one].search(label) for one in ("no_side", "part", "counted"))
     is_name = any(map(str.isalpha, label)) and len(label.split()) < _MOST_WORDS
-    return _closed(label) if is_name and not is_other else ""
+    return label if is_name and not is_other else ""
 
 
 def _compared(text: str) -> ScalingTable | None:
     """Speeds of several ways or moments that a short text compares."""
     if (table := _sides(_table_rows(_lines(text)), "ways", "columns")) is not None:
         return table
-    if found := _PATTERNS["proved"].search(text):
-        first, second, ratio = (_typed(found[at]) or 1.0 for at in ("first", "second", "ratio"))
+    if proved := _PATTERNS["proved"].search(text):
+        first, second, ratio = (_typed(proved[at]) or 1.0 for at in ("first", "second", "ratio"))
         if abs(first / second / ratio - 1) < _SAME:
-            return _by_name({found["one"]: 1 / first, found["other"]: 1 / second}, "ways")
+            return _by_name({proved["one"]: 1 / first, proved["other"]: 1 / second}, "ways")
     is_long = len(text) > _SHORT or _PATTERNS["formula"].search(text)
     found = [] if is_long else [*_said(_lines(text))]
     for kind in ("iterations", "rate", "each", "time"):
         said = [one for one in found if one.kind == kind]
-        if len(said) > 1 and not any(one.is_of_a_part for one in said):
-            table = _moments(said, text) or _ways(said)
-            if table is not None:
-                return table
-    return _extremes(found, text)
-
-
-def _moments(said: Sequence[_Said], text: str) -> ScalingTable | None:
-    """A speed at first, and lower ones later, of a text that names no change between them."""
-    is_early = (_PATTERNS["early"].search(one.before) for one in said)
-    first = next((i for i, early in enumerate(is_early) if early), len(said))
-    rates = tuple(one.per_s for one in said[first:])
-    others = said[first + 1 :]
-    is_late = any(_PATTERNS["late"].search(one.before) or one.is_contrasted for one in others)
-    if not is_late or _PATTERNS["changed"].search(text) or rates[-1] > _SAME_SPEED * rates[0]:
-        return None
-    is_time = said[0].kind in ("iterations", "time")
-    speeds = tuple(f"{1 / rate:.4g} s" if is_time else f"{rate:.4g}/s" for rate in rates)
-    return ScalingTable(counts=(1,) * len(rates), rates=rates, of="moments", names=speeds)
+        are_whole = len(said) > 1 and not any(one.is_of_a_part for one in said)
+        if are_whole and (table := _ways(said)) is not None:
+            return table
+    return _extremes(found, is_changed=_PATTERNS["changed"].search(text) is not None)
 
 
 def _ways(said: Sequence[_Said]) -> ScalingTable | None:
@@ -943,8 +930,11 @@ def _alike(said: Iterable[tuple[str, float]]) -> dict[str, float]:
     return {name: best[0] * median(map(truediv, rates, best)) for name, rates in each.items()}
 
 
-def _extremes(found: Iterable[_Said], text: str) -> ScalingTable | None:
-    """The slowest and the fastest of a few speeds of one quantity that sentences state."""
+def _extremes(found: Iterable[_Said], *, is_changed: bool) -> ScalingTable | None:
+    """The slowest and the fastest of a few speeds of one quantity that sentences state.
+
+    All of them if they fall with time, unless something else has changed meanwhile.
+    """
     stated: dict[str, list[_Said]] = {}
     of = ""
     for one in found:
@@ -952,30 +942,23 @@ def _extremes(found: Iterable[_Said], text: str) -> ScalingTable | None:
         if one.is_stated and not one.is_of_a_part:
             stated.setdefault(of, []).append(one)
     for alike in stated.values():
+        rates = {one.typed.strip(): one.per_s for one in alike}
         slow, *_, fast = sorted((*alike, alike[0]), key=lambda one: one.per_s)
         are_unlike = slow.per_s < _SAME_SPEED * fast.per_s < _SAME_SPEED * _MOST_APART * slow.per_s
         if len(alike) > _MOST_STATED or not are_unlike:
             continue
-        are_times = all(_PATTERNS["duration"].match(one.typed) for one in (slow, fast))
-        quotes = dict.fromkeys(_quote(one, text) for one in (fast, slow))
-        sizes = {*chain(*(_PATTERNS["batch"].findall(one.line)[:1] for one in (slow, fast)))}
-        named = " and ".join(sorted(sizes, key=int))
-        note = f"It names batches of {named}: compare samples per second."
-        return ScalingTable(
-            counts=(1, 1),
-            rates=(slow.per_s, fast.per_s),
-            of="times" if are_times else "rates",
-            names=(slow.typed.strip(), fast.typed.strip()),
-            notes=(f"The text says: “{'”, “'.join(quotes)}”.", *[note][: len(sizes) - 1]),
+        is_late = any(
+            _PATTERNS["late"].search(one.before) or one.is_contrasted for one in alike[1:]
         )
+        is_moved = is_changed or not (is_late and _PATTERNS["early"].search(alike[0].before))
+        if not is_moved and [*rates.values()] == sorted(rates.values(), reverse=True):
+            return _by_name(rates, "moments")
+        told = (f"{one.told[-2 * _NEAR :]}{one.typed}{one.behind[:_NEAR]}" for one in (fast, slow))
+        said = "; ".join(dict.fromkeys(one.strip(" #>.") for one in told))
+        of = "times" if all(map(_PATTERNS["duration"].match, rates)) else "rates"
+        both = {one.typed.strip(): one.per_s for one in (slow, fast)}
+        return _by_name(both, of, f"The text says: {said}.")
     return None
-
-
-def _quote(said: _Said, text: str) -> str:
-    """What a text says of a speed, as it was typed if its numbers are digits there."""
-    words = re.escape(f"{said.before[-_NEAR:]}{said.typed}")
-    found = re.search(rf"[^\n]{{0,80}}{words}[^\n]{{0,60}}", text)
-    return (found[0] if found else said.line).strip(" #>")
 
 
 def _excess(by_count: Mapping[int, float]) -> float:
