@@ -31,6 +31,7 @@ import csv
 import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, groupby, product
 from operator import truediv
 from statistics import median, mode
@@ -391,11 +392,13 @@ _MOST_STATED = 6  # Speeds that a text compares in sentences
 _FEWEST_REPORTS = 3  # of a log that says more than words next to it
 _SAME_SPEED = 0.95  # Share of a speed from which another is the same
 _FEWEST_RANKS, _SAME, _MOST_EFFICIENT = 3, 0.01, 1.2
+_form = partial(re.compile(r"\d[\d.,:]*").sub, "#")  # Lines of one kind differ in numbers only
 _MARKUP = {*"|[]{}<>="}  # Characters of what programs print
 _MARKS = " \t*#>`:|-–—~≈=()[]\"'“”"
 _LABEL, _MOST_ROWS, _MOST_CELLS = 60, 200, 40  # Characters of a name; rows and columns of a table
 _PATTERNS = patterns_beside(__package__, "scaling.toml", WORD="|".join(_WORDS))
 _BETWEEN = ("bars", "tabs", "spaces", "commas")  # between cells, the first that a row has
+_NUMBERS = ("n", "set", "flag", "n_cjk", "n_model")  # groups of the pattern of counts
 _NODES = ("node", "machine", "server", "台", "机", "节点")
 _CJK = {"一": 1, "单": 1, "双": 2, "两": 2, "二": 2, "三": 3, "四": 4, "八": 8}
 _refuse_scaling = refusing("throughput of several numbers of GPUs", "name a file with such a table")
@@ -451,17 +454,15 @@ def _counts(line: str) -> list[tuple[int, str, int]]:
     """Numbers of GPUs or nodes in a line, with what they count and their places."""
     found = []
     for match in _PATTERNS["count"].finditer(line):
-        word = (match["word"] or "").lower()
-        listed = match["list"].count(",") + 1 if match["list"] else 0
+        known = {name: text for name, text in match.groupdict().items() if text}
+        word = known.get("word", "").lower()
         named = _WORDS.index(word) if word in _WORDS else 1 + (word == "both")
-        number = next(
-            (match[g] for g in ("n", "set", "flag", "n_cjk", "n_model") if match[g]), None
-        )
-        count = _CJK.get(number or "") or int(number or listed or named)
-        if match["hosts"]:
-            count = int(match["hosts"]) * int(match["each"])
-        groups = match.re.groupindex
-        of = next((match[g].lower() for g in groups if g.startswith("of_") and match[g]), "gpu")
+        named = known["list"].count(",") + 1 if "list" in known else named
+        number = next((known[g] for g in _NUMBERS if g in known), f"{named}")
+        count = _CJK.get(number) or int(number)
+        if "hosts" in known:
+            count = int(known["hosts"]) * int(known["each"])
+        of = next((text for name, text in known.items() if name.startswith("of_")), "gpu")
         if 0 < count < _MOST_GPUS:
             found.append((count, _of(of), match.start()))
     nodes = [one for one in found if one[1] == "nodes"]
@@ -700,7 +701,8 @@ def _scaling(text: str) -> ScalingTable | None:
         return None
     is_of_steps = kind == "iterations" or (kind == "time" and "epoch" not in text.lower())
     is_of_job = kind == "time" and is_of_steps and min(pairs.values()) < _JOB_PER_S
-    if is_of_steps and _have_unlike_batches(lines, may_grow=not is_of_job):
+    has_more_work = is_of_job and "batch" in text and len({f"{n:.2g}" for n in pairs.values()}) == 1
+    if has_more_work or (is_of_steps and _have_unlike_batches(lines, may_grow=not is_of_job)):
         return None
     others = {value.per_s for line in lines for value in _values(line)} - {*pairs.values()}
     products = [count * rate for count, rate in pairs.items() if count > 1]
@@ -721,8 +723,6 @@ def _scaling(text: str) -> ScalingTable | None:
         by_count, is_open = dict(sorted(pairs.items())), False
     if _excess(by_count) > _MOST_EFFICIENT:
         return None  # not the same work
-    if is_of_job and len({f"{rate:.2g}" for rate in pairs.values()}) == 1 and "batch" in text:
-        return None  # Iterations that are as many have more samples with several GPUs.
     return ScalingTable(
         counts=tuple(by_count),
         rates=tuple(by_count.values()),
@@ -742,8 +742,9 @@ def _have_unlike_batches(lines: Iterable[str], *, may_grow: bool) -> bool:
 class _Said(NamedTuple):
     """A speed, and what a text says of it."""
 
-    told: str  # The sentence before it,
-    before: str  # from the speed before it on,
+    line: str  # The sentence,
+    told: str  # its words before the speed,
+    before: str  # those from the speed before it on,
     typed: str  # the speed,
     behind: str  # and the rest.
     title: str  # What a line above names.
@@ -755,24 +756,19 @@ class _Said(NamedTuple):
     @property
     def name(self) -> str:
         """The name of a run in a list, which has a sign behind it; empty in a sentence."""
-        label = _PATTERNS["filler"].sub("", self.before).strip(_MARKS)
+        label = _label(self.before)
         own = _PATTERNS["fillers"].sub("", label)
         is_listed = self.told == self.before and _PATTERNS["listed"].search(self.before)
         if not is_listed or _MARKUP & {*self.before} or _PATTERNS["of_steps"].match(label):
             return ""
-        return label[-_LABEL:] if any(map(str.isalpha, own)) else ""
+        return label if any(map(str.isalpha, own)) else ""
 
     @property
-    def places(self) -> tuple[str, str]:
+    def places(self) -> tuple[str, ...]:
         """Where, or with what, it is measured, by the words before it and behind it."""
-        words = _PATTERNS["filler"].sub("", self.before)
-        found = _PATTERNS["place"].search(words), _PATTERNS["place_behind"].match(self.behind)
-        before, behind = (one[1][-_LABEL:].strip(_MARKS) if one else "" for one in found)
-        return before, behind
-
-    @property
-    def line(self) -> str:
-        return self.told + self.typed + self.behind
+        before, behind = _PATTERNS["filler"].sub("", self.before), self.behind
+        found = _PATTERNS["place"].search(before), _PATTERNS["place_behind"].match(behind)
+        return tuple(one[1][-_LABEL:].strip(_MARKS) if one else "" for one in found)
 
     @property
     def quantity(self) -> str:
@@ -787,10 +783,8 @@ class _Said(NamedTuple):
     def is_stated(self) -> bool:
         """Whether a sentence says that something takes so long or is so fast."""
         is_told = self.quantity or _PATTERNS["takes"].search(self.told)
-        is_other = _PATTERNS["no_speed"].search(self.told) or _PATTERNS["of_data"].match(
-            self.behind
-        )
-        return bool(is_told and not is_other and _PATTERNS["prose"].search(self.line))
+        others = _PATTERNS["no_speed"].search(self.told), _PATTERNS["of_data"].match(self.behind)
+        return bool(is_told and not any(others) and _PATTERNS["prose"].search(self.line))
 
     @property
     def is_of_a_part(self) -> bool:
@@ -815,26 +809,23 @@ def _said(lines: Sequence[str]) -> Iterator[_Said]:
             yield from chain(*said)
         else:
             usual = median(some[0].per_s for some in said if some)
-            yield said[0][0]._replace(told="", before="", behind="", per_s=usual)
+            yield said[0][0]._replace(line="", before="", per_s=usual)
 
 
-def _form(line: str) -> str:
-    """A line without its numbers."""
-    return re.sub(r"\d[\d.,:]*", "#", line)
+def _label(words: str) -> str:
+    """The last of some words without verbs, articles and the like."""
+    return _PATTERNS["filler"].sub("", words).strip(_MARKS)[-_LABEL:]
 
 
 def _said_in(line: str, title: str) -> Iterator[_Said]:
     """Speeds in a line or sentence below a title."""
-    words = _PATTERNS["filler"].sub("", _PATTERNS["clause"].split(title)[-1]).strip(_MARKS).split()
-    above = " ".join(words[-_MOST_WORDS:])[-_LABEL:]
-    if _PATTERNS["way"].match(title.strip(_MARKS)):
-        above = title.strip(_MARKS)
+    above = _label(_PATTERNS["clause"].split(title)[-1]) or title.strip(_MARKS)
     end, is_contrasted = 0, _PATTERNS["contrast"].match(line.lstrip()) is not None
     for value in filter(lambda one: one.per_s, _values(line)):
-        told, typed, behind = line[: value.at], line[value.at : value.end], line[value.end :]
+        told, typed = line[: value.at], line[value.at : value.end]
         is_contrasted |= end > 0 and _PATTERNS["contrast"].search(told, end) is not None
         what = above, value.kind, value.per_s, value.unit, is_contrasted
-        yield _Said(told, told[end:], typed, behind, *what)
+        yield _Said(line, told, told[end:], typed, line[value.end :], *what)
         end = value.end
 
 
@@ -1009,9 +1000,10 @@ def fits_compared(source: str) -> bool:
     fitting = (one for one in known_sources() if one is not COMPARED and one.fits(source))
     if table is None or any(kind is not TRAINING_LOG for kind in fitting):
         return False
-    said = (*table.names, *table.notes)
     are_told = all(map(_PATTERNS["preposition"].match, table.names))
-    are_told |= table.of in ("times", "rates") and any(map(_PATTERNS["contrast"].search, said))
+    are_told |= table.of in ("times", "rates") and bool(
+        _PATTERNS["contrast"].search(table.notes[0])
+    )
     return are_told or not TRAINING_LOG.fits(source)
 
 

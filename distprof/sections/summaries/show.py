@@ -316,8 +316,8 @@ def scaling_lines(result: ScalingTableResult) -> list[str]:
         is_where = len(rates) == 2 and all(map(_WHERE.match, result.names))
         kind = "ways" if others[1:] else "two places" if is_where else f"two {of}"
         slow, fast = (f"{o[0].lower()}{o[1:]}" if is_where else o for o in (others[0], fastest))
-        values = {"fast": fast, "slow": slow, "times": rates[-1] / rates[0], "shares": shares}
-        said = _say(kind, ways=len(rates), **values)
+        times, ways = rates[-1] / rates[0], len(rates)
+        said = _say(kind, ways=ways, fast=fast, slow=slow, times=times, shares=shares)
         known = (way["text"] for way in _TABLE["way"] if re.search(way["name"], " ".join(others)))
         return [capitalized(said), *result.unavailable, *known, _TABLE["compare"]]
     if result.unavailable and rates[-1] >= _SAME * rates[0]:
