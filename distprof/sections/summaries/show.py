@@ -305,8 +305,8 @@ def scaling_lines(result: ScalingTableResult) -> list[str]:
         said = _say(kind, name=name, ranks=len(rates), slowest=slowest, usual=usual)
         return [said, _TABLE["say"]["compare"]][: 1 + (kind == "slowest rank")]
     if of == "moments":
-        each = ", then ".join(result.names[:_MOST_MOMENTS])
-        return [_say("slower", ratio=rates[-1] / rates[0], each=each), _TABLE["slower"]]
+        each = ", then ".join(result.names[::-1][:_MOST_MOMENTS])
+        return [_say("slower", ratio=rates[0] / rates[-1], each=each), _TABLE["slower"]]
     if result.names and rates[0] > _SAME_SPEED * rates[-1]:
         ratio, name = rates[0] / rates[-1], result.names[0]
         return [_say("ways alike", ways=len(rates), name=name, ratio=ratio)]
@@ -315,10 +315,10 @@ def scaling_lines(result: ScalingTableResult) -> list[str]:
         named = zip(others, rates[:-1], strict=True)
         shares = ", ".join(f"{name} {format_ratio(rate / rates[-1])}" for name, rate in named)
         is_where = len(rates) == 2 and all(map(_WHERE.match, result.names))
-        kind = "ways" if others[1:] else "two places" if is_where else "two ways"
+        kind = "ways" if others[1:] else "two places" if is_where else f"two {of}"
         slow, fast = (f"{o[0].lower()}{o[1:]}" if is_where else o for o in (others[0], fastest))
-        values = {"fast": fast, "slow": slow, "times": rates[-1] / rates[0], "shares": shares}
-        said = _say(kind, ways=len(rates), **values)
+        times, ways = rates[-1] / rates[0], len(rates)
+        said = _say(kind, ways=ways, fast=fast, slow=slow, times=times, shares=shares)
         known = (way["text"] for way in _TABLE["way"] if re.search(way["name"], " ".join(others)))
         return [capitalized(said), *result.unavailable, *known, _TABLE["compare"]]
     if result.unavailable and rates[-1] >= _SAME * rates[0]:
