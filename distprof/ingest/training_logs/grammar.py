@@ -388,9 +388,14 @@ def _compared_with_the_clock(
         span = (rows[end].iteration or 0) - (rows[start].iteration or 0)
         timed[end] = rows[end]._replace(duration_ns=ns, span=span)
     ends = [end for _, end, _ in ticks]
-    for name, column in timers.items():
-        timers[name] = np.full_like(column, ABSENT)
-        timers[name][ends] = _means(column, ticks)
+    parts = {name: _means(column, ticks) for name, column in timers.items()}
+    clock = np.array([ns for *_, ns in ticks])
+    is_longer = any((known > IMPOSSIBLE * clock).any() for known in parts.values())
+    for name, known in parts.items():
+        if is_longer and ratios:  # as the whole is
+            known[known != ABSENT] = np.round(known[known != ABSENT] * ratio)
+        timers[name] = np.full_like(timers[name], ABSENT)
+        timers[name][ends] = known
     return timed, timers, unprinted
 
 

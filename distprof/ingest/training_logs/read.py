@@ -40,7 +40,7 @@ from distprof.units import format_duration
 _JSON = (".json", ".json.gz")
 _SMALL = 1 << 16
 _SMALL_LOG = 1 << 20
-_MAX_NAME = 40
+_MAX_NAME, _SHORT_NAME = 40, 24
 _TOGETHER = ("Megatron-LM", "DeepSpeed")
 """The first reports iterations, and its fork prints the timers of the second between them."""
 
@@ -189,10 +189,18 @@ def _runs(source: str, text: bytes) -> Iterator[tuple[str, TrainingLog]]:
         log = to_log(chosen, found, (source,), text.count(b"\n")) if chosen.rows else None
         said = (block["name"] or block["title"]).decode("utf-8", "replace").replace("`", "")
         own = re.split(r"[.?!] ", said)[-1].strip("#*>-:： \r")
+        own = (_parent(text[: block.start()]) if said[:1].isspace() else "") or own
         title = title if title and isinstance(chosen, PhasesGrammar) else own
         if log is not None and (log.median_step_ns or np.isfinite(log.samples_per_s).any()):
             yield shorten(title, _MAX_NAME), log
             title = ""
+
+
+def _parent(before: bytes) -> str:
+    """The item of a list that an indented line below it belongs to; empty without one."""
+    lines = reversed(before.decode("utf-8", "replace").split("\n"))
+    outer = (line for line in lines if line[:1].strip(" \t`"))
+    return next(outer, "").strip("#*>-:： \r")
 
 
 def _slowest_run(source: str, start: bytes) -> TrainingLog | None:
@@ -209,12 +217,16 @@ def _slowest_run(source: str, start: bytes) -> TrainingLog | None:
     pairs.sort(key=lambda pair: times[pair[1]] / times[pair[0]])
     if times[pairs[0][0]] < _NAMED_APART * times[pairs[0][1]]:
         return None
+    names = [f"“{name}”" for name, _ in runs]
+    short = [f" ({name})" * (len(name) <= _SHORT_NAME) for name in names]
     note = " ".join(
-        f"{RUN}{slow + 1} in the text (“{runs[slow][0]}”) takes {format_duration(times[slow])} per "
-        f"{what}, {times[slow] / times[fast]:.2f} times as long as run {fast + 1} "
-        f"(“{runs[fast][0]}”)."
+        f"{RUN}{slow + 1} in the text{short[slow]} takes {format_duration(times[slow])} per "
+        f"{what}, {times[slow] / times[fast]:.2f} times as long as run {fast + 1}{short[fast]}."
         for slow, fast in pairs
     )
+    note += "".join(f" Run {at + 1}: {names[at]}." for at in pairs[0] if not short[at])
+    if what == "iteration" and all(_PATTERNS["of_gpus"].search(names[at].encode()) for at in pairs[0]):
+        note += " On more GPUs, an iteration may hold more samples: compare samples per second."
     slowest = runs[pairs[0][0]][1]
     return replace(slowest, notes=(note, *slowest.notes))
 

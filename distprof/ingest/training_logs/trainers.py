@@ -55,6 +55,10 @@ _FAR_LONGER = 10
 """Of bars without labels of a training, one with a name is meant if it ran this much longer."""
 
 
+_OTHER_BARS = {"rich": "• ".encode(), "progress": b"| Total: "}
+"""Programs that draw bars in another way than tqdm, and a sign of each."""
+
+
 class _Bar(msgspec.Struct):
     """One bar: the start of its current span, and the reports so far."""
 
@@ -78,13 +82,14 @@ class BarGrammar(Grammar):
     """The longest-running bar of a training; others are downloads, maps, evaluations."""
 
     name: str = "a progress bar"
-    signs: tuple[bytes, ...] = (b"<",)
+    signs: tuple[bytes, ...] = (b"<", *_OTHER_BARS.values())
     _num_rows: int = 0  # of all bars
     _bars: tuple[dict[tuple[bytes, int], _Bar], ...] | None = None  # with a name; without
     _paused_s: float = 0.0  # evaluations between bars
 
     def take(self, block: bytes) -> None:
         """Follow each bar."""
+        block = _as_bars(block)
         self._bars = self._bars or ({}, {})
         shown = [match for at in _bars(block) if (match := _PATTERNS["bar"].match(block, at))]
         if shown and b"'eval_runtime'" in block:
@@ -151,7 +156,8 @@ class BarGrammar(Grammar):
                 self.name = f"the progress bar “{plain(label[:-1].decode('utf-8', 'replace'))}”"
             # Few spans of a bar that is first seen late do not tell a slow start.
             is_late = longest.first_step >= _MIN_STEPS and len(longest.rows) < _FEWEST_SPANS
-            self.rows = (not is_late and longest.rows) or _whole(longest) or _printed(longest)
+            self.rows = (not is_late and longest.rows) or _whole(longest) or _of_epochs(longest)
+            self.rows = self.rows or _printed(longest)
             self.rows = self.rows or _whole(longest, 2) or _since_start(longest)
             self.rows = (len(self.rows) < _FEWEST_SPANS and _rising(longest)) or self.rows
             self._add_start(longest)
@@ -191,6 +197,18 @@ class BarGrammar(Grammar):
             self.notes.append(NOTES["unnamed_bars"].format(len(bars)))
 
 
+def _as_bars(block: bytes) -> bytes:
+    """A block with each bar in a line of its own, and bars of other programs as tqdm draws them."""
+    if b"%|" in block:
+        block = _PATTERNS["glued"].sub(rb"\n\1\2", block)
+    for name, sign in _OTHER_BARS.items():
+        if sign in block:
+            unit = rb"\g<unit>" if name == "rich" else b"s/it"
+            bar = rb"\g<label>: 0%|| \g<step>/\g<all> [\g<passed><0:00, \g<rate>" + unit + b"] "
+            block = _PATTERNS[name].sub(bar, block)
+    return block
+
+
 @lru_cache(256)
 def _label(before: bytes) -> tuple[bytes, bool, bool, bool]:
     """The name of a bar, or none; whether it is that of a training, of iterations, of epochs."""
@@ -227,6 +245,14 @@ def _whole(bar: _Bar, least: int = _MIN_SPAN) -> list[Row]:
     if span < least or passed < _FEWEST_SECONDS:
         return []
     return [Row(iteration=bar.last_step, duration_ns=s_to_ns(passed / span), span=span)]
+
+
+def _of_epochs(bar: _Bar) -> list[Row]:
+    """The mean of each epoch, of a bar that is only seen at the same step of all."""
+    steps, seconds = zip(*bar.seen, strict=True)
+    if len({*steps}) > 1 or len({*seconds}) < 2 or min(seconds) < _MIN_SECONDS or not steps[0]:
+        return []
+    return [Row(n, s_to_ns(second / n), n) for n, second in bar.seen]
 
 
 def _printed(bar: _Bar) -> list[Row]:

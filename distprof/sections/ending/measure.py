@@ -145,6 +145,7 @@ def _without_title(output: JobOutput) -> JobOutput:
     own = replace(output, events=tuple(e for e in output.events if e not in titles))
     later = {e.name: e.fields.keys() for e in said_in(own) if e.line > 1}
     again = [e for e in titles if e.name in later and e.fields.keys() <= later[e.name]]
+    again += [e for e in titles if e.yields == "nan" and _of(own, "nan")]
     is_told = "store" in {e.yields for e in titles} & {e.yields for e in own.events}
     is_told = is_told or any(e.file in apart for e in again)
     if not titles or is_told or any(cause(own) for cause in _ROOTS):
@@ -189,10 +190,13 @@ def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
         for e in events
         if max(e.line, e.again) > ends.get(e.file, 0)
     )
-    listed = said_in(replace(output, events=events))
+    first = (e for e in events if e.line == 1 and e.file in ends)
+    titles = [e for e in first if words().search("title", e.text)]  # they are over all runs
+    listed = said_in(replace(output, events=tuple(e for e in events if e not in titles)))
     left = {e.file for e in listed if e.line <= ends.get(e.file, 0)}
-    told = (f"{file} holds earlier runs, too, which are left out." for file in ends if file in left)
-    return replace(output, events=tuple(kept)), tuple(told)
+    told = [f"{file} holds earlier runs, too, which are left out." for file in ends if file in left]
+    told += [words().said["title after"].format(line=ends[e.file]) for e in titles]
+    return replace(output, events=(*titles, *kept)), tuple(told)
 
 
 def _is_begun_again(event: OutputEvent, events: Iterable[OutputEvent]) -> bool:

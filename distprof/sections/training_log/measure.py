@@ -55,6 +55,8 @@ MIN_KENDALL, GROWN_RATIO = 0.7, 1.3
 """Least rank correlation with time, which six equal reports have in 3 % of cases by chance, and
 least ratio of the last third to the first, of a growth."""
 
+_FAR, _ROUNDER = 3, 5  # Ratio to the usual time, and of round numbers to those of all reports.
+
 _TOKENS = ("tokens_per_s", "tokens_per_s_per_device")
 _RATES = ("samples_per_s", "printed_samples_per_s", *_TOKENS, "tflops")
 _MAX_PERIODS = 20
@@ -104,7 +106,7 @@ def _times(log: TrainingLog) -> dict[str, Any]:
     ns = log.duration_ns[steady]
     if not len(ns):
         return {"slow_rate": _slow_rate(log)}
-    weight = log.span[steady]
+    weight = _weights(log.iteration[steady], ns, log.span[steady])
     mean = float(np.average(ns, weights=weight))
     spread = float(np.sqrt(np.average((ns - mean) ** 2, weights=weight)))
     p95, p99 = np.percentile(ns, [95, 99])
@@ -113,7 +115,7 @@ def _times(log: TrainingLog) -> dict[str, Any]:
     counts[first] |= log.duration_ns[first] < SLOWER_RATIO * ns.min()  # that is no warm-up
     return {
         "num_steady": len(ns),
-        "iterations_per_report": int(np.median(weight)),
+        "iterations_per_report": int(np.median(log.span[steady])),
         "mean_ns": round(mean),
         "median_ns": round(float(np.median(ns))),
         "p95_ns": round(float(p95)),
@@ -126,15 +128,31 @@ def _times(log: TrainingLog) -> dict[str, Any]:
         **(
             {"slow_excess_ns": log.unprinted_ns}
             if log.unprinted_ns
-            else _slow(log.iteration[steady], ns, weight)
+            else _slow(log.iteration[steady], ns, log.span[steady], weight)
         ),
     }
+
+
+def _weights(number: Int64Array, ns: Int64Array, span: Int64Array) -> Int64Array:
+    """Iterations that each report stands for.
+
+    Of single ones at regular numbers, far longer ones at rounder numbers stand for themselves: they
+    hold an evaluation or a checkpoint, which comes when a report does.
+    """
+    every = int(np.median(np.diff(number))) if len(number) > 1 else 1
+    if (span != 1).any() or every < 2 or (number == ABSENT).any():
+        return span
+    is_far = ns > _FAR * np.median(ns)
+    is_round = bool((number[is_far] % (_ROUNDER * every) == 0).all())
+    return np.where(is_far, 1, every) if is_round else np.full(len(span), every)
 
 
 # Slow iterations ----------------------------------------------------------------------------------
 
 
-def _slow(number: Int64Array, ns: Int64Array, span: Int64Array) -> dict[str, Any]:
+def _slow(
+    number: Int64Array, ns: Int64Array, span: Int64Array, weight: Int64Array
+) -> dict[str, Any]:
     """Slow iterations; empty if reports have no numbers or are means, which hide slow ones."""
     is_mean = int(np.median(span)) > 1 or (number == ABSENT).all()
     if is_mean or len(ns) < 2 * MIN_RECURRING:
@@ -149,7 +167,7 @@ def _slow(number: Int64Array, ns: Int64Array, span: Int64Array) -> dict[str, Any
     is_even = np.minimum(left[:-1], left[1:]) < UNEVEN * more[1:-1]
     is_slow = (ns > SLOW_RATIO * usual) & ~is_even
     is_slow[: int(np.argmin(is_slow))] = False  # before the training is warm
-    excess = float(np.sum((ns - usual)[is_slow])) / len(ns)
+    excess = float(np.average(np.where(is_slow, ns - usual, 0), weights=weight))
     period = _period(number, is_slow)
     is_power = period is not None and period & (period - 1) == 0  # as numbers of micro-batches
     if is_power and (period or 0) <= _MOST_ACCUMULATED and ns.max() < _FOR_STEP * np.median(ns):

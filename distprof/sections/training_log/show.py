@@ -38,6 +38,7 @@ MOST_PARTS = 4
 _FEW_REPORTS, _FAR_LONGER = 3, 10
 """Up to this many reports, someone chose them one by one."""
 
+_FEWEST_RISING, _RISEN = 5, 0.03  # Reports that each take longer, which is rarely chance, and ratio
 _SKEWED = 1.5  # Ratio of the mean to the median
 _FEWEST_MODES = 6  # Reports in which two groups are looked for
 _FAR = 3  # Ratio between the two
@@ -80,10 +81,10 @@ def training_verdict(report: Report) -> VerdictText:
     reasons = tuple(dict.fromkeys(each for each in why if each and each not in line))
     compared = scaling_lines(report.scaling_table)
     of_log = next((note for note in log.unavailable if note.startswith((RUN, AGAIN))), "")
-    of_runs = compared[0] if compared else of_log
+    of_runs = of_log or (compared[0] if compared else "")  # printed times before typed ones
     has_phases = bool(_shares(log)) and not compared
     lead = (line, of_runs) if has_phases else (of_runs, line)  # what takes most comes first
-    reasons += tuple(compared[1:])
+    reasons += tuple(compared[0 if of_log else 1 :])
     return (lead[0], (lead[1], *reasons)) if of_runs else (line, reasons)
 
 
@@ -329,7 +330,7 @@ def slower_sentence(log: TrainingLogResult) -> str:
     """Since when iterations take longer; empty if they do not."""
     slow = log.slow_span
     if slow is None:
-        return _slower_rate(log)
+        return _rising(log) or _slower_rate(log)
     now, usual = format_duration(slow.duration_ns), format_duration(slow.usual_ns)
     if slow.is_gradual:
         return f"{capitalized(log.unit)}s get longer and longer: {usual} at first, {now} later."
@@ -337,6 +338,16 @@ def slower_sentence(log: TrainingLogResult) -> str:
         f"{capitalized(slow.when(log.unit))}, {_what(log).lower()} takes {now} instead of {usual}, "
         f"{slow.duration_ns / slow.usual_ns:.2f} times as long."
     )
+
+
+def _rising(log: TrainingLogResult) -> str:
+    """That each report is longer than the one before, although all differ little."""
+    ns = log.steady_ns
+    more = ns[-1] / ns[0] - 1 if len(ns) >= _FEWEST_RISING else 0.0
+    if more < _RISEN or not all(b > a for a, b in pairwise(ns)):
+        return ""
+    first, last = format_duration(ns[0]), format_duration(ns[-1])
+    return f"{_what(log)} takes longer in each report, from {first} to {last}."
 
 
 def _slower_rate(log: TrainingLogResult) -> str:
