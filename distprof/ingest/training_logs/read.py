@@ -40,7 +40,7 @@ from distprof.units import format_duration
 _JSON = (".json", ".json.gz")
 _SMALL = 1 << 16
 _SMALL_LOG = 1 << 20
-_MAX_NAME, _SHORT_NAME = 40, 24
+_MAX_NAME = 24  # So that a headline has room for it
 _TOGETHER = ("Megatron-LM", "DeepSpeed")
 """The first reports iterations, and its fork prints the timers of the second between them."""
 
@@ -217,16 +217,12 @@ def _slowest_run(source: str, start: bytes) -> TrainingLog | None:
     pairs.sort(key=lambda pair: times[pair[1]] / times[pair[0]])
     if times[pairs[0][0]] < _NAMED_APART * times[pairs[0][1]]:
         return None
-    names = [f"“{name}”" for name, _ in runs]
-    short = [f" ({name})" * (len(name) <= _SHORT_NAME) for name in names]
     note = " ".join(
-        f"{RUN}{slow + 1} in the text{short[slow]} takes {format_duration(times[slow])} per "
-        f"{what}, {times[slow] / times[fast]:.2f} times as long as run {fast + 1}{short[fast]}."
+        f"{RUN}{slow + 1} in the text (“{runs[slow][0]}”) takes {format_duration(times[slow])} per "
+        f"{what}, {times[slow] / times[fast]:.2f} times as long as run {fast + 1} "
+        f"(“{runs[fast][0]}”)."
         for slow, fast in pairs
     )
-    note += "".join(f" Run {at + 1}: {names[at]}." for at in pairs[0] if not short[at])
-    if what == "iteration" and all(_PATTERNS["of_gpus"].search(names[at].encode()) for at in pairs[0]):
-        note += " On more GPUs, an iteration may hold more samples: compare samples per second."
     slowest = runs[pairs[0][0]][1]
     return replace(slowest, notes=(note, *slowest.notes))
 

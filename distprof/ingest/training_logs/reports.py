@@ -74,8 +74,7 @@ class Wording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     less: int = 0  # Lines before the sign that may belong to the record.
     more: int = 0  # Lines after it.
     is_loose: bool = False  # Whether those lines need not begin with a blank.
-    # Iterations that the report is the mean of; None if that follows from the numbers. Of a report
-    # with the field `first`, times are those of all iterations from there on.
+    # Iterations that the report is the mean of; None: by numbers, or all from the field `first` on.
     span: int | None = None
     stamped: bool = False  # Whether durations follow from the times at which lines were written.
     # Properties of the job: name to a regular expression with one group. Such a line is no report.

@@ -8,7 +8,6 @@ Progress bars of programs that print no times::
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from functools import lru_cache
 from itertools import pairwise
 from statistics import median
@@ -156,12 +155,13 @@ class BarGrammar(Grammar):
                 self.name = f"the progress bar “{plain(label[:-1].decode('utf-8', 'replace'))}”"
             # Few spans of a bar that is first seen late do not tell a slow start.
             is_late = longest.first_step >= _MIN_STEPS and len(longest.rows) < _FEWEST_SPANS
-            self.rows = (not is_late and longest.rows) or _whole(longest) or _of_epochs(longest)
-            self.rows = self.rows or _printed(longest)
+            self.rows = (not is_late and longest.rows) or _whole(longest) or _printed(longest)
             self.rows = self.rows or _whole(longest, 2) or _since_start(longest)
             self.rows = (len(self.rows) < _FEWEST_SPANS and _rising(longest)) or self.rows
             self._add_start(longest)
-            self._tell_which(bars.values())
+            if len(bars) > 1 and not any(b.is_of_training or b.is_of_epochs for b in bars.values()):
+                self.name = "the progress bar that ran longest"
+                self.notes.append(NOTES["unnamed_bars"].format(len(bars)))
             evaluations = [b for (n, _), b in named.items() if _PATTERNS["of_evaluation"].search(n)]
             evaluated = sum(bar.most_seconds for bar in evaluations)
             share = evaluated / (evaluated + longest.most_seconds or 1)
@@ -189,12 +189,6 @@ class BarGrammar(Grammar):
         ):
             what = "epochs" if bar.is_of_epochs else "iterations"
             self.notes.append(NOTES["before"].format(step, what, format_duration(start)))
-
-    def _tell_which(self, bars: Collection[_Bar]) -> None:
-        """Say that of several bars without labels any may be that of the training."""
-        if len(bars) > 1 and not any(bar.is_of_training or bar.is_of_epochs for bar in bars):
-            self.name = "the progress bar that ran longest"
-            self.notes.append(NOTES["unnamed_bars"].format(len(bars)))
 
 
 def _as_bars(block: bytes) -> bytes:
@@ -247,18 +241,14 @@ def _whole(bar: _Bar, least: int = _MIN_SPAN) -> list[Row]:
     return [Row(iteration=bar.last_step, duration_ns=s_to_ns(passed / span), span=span)]
 
 
-def _of_epochs(bar: _Bar) -> list[Row]:
-    """The mean of each epoch, of a bar that is only seen at the same step of all."""
-    steps, seconds = zip(*bar.seen, strict=True)
-    if len({*steps}) > 1 or len({*seconds}) < 2 or min(seconds) < _MIN_SECONDS or not steps[0]:
-        return []
-    return [Row(n, s_to_ns(second / n), n) for n, second in bar.seen]
-
-
 def _printed(bar: _Bar) -> list[Row]:
     """The rate that the bar shows, where it does not show enough of the time."""
     rates = [each for step, _, each, _ in bar.rates if step >= _FEWEST_STEPS]
-    at_ends = len({step for step, *_ in bar.rates}) == 1  # of epochs, the last of which counts
+    at_ends = len({step for step, *_ in bar.rates}) == 1  # of epochs
+    ends = [second for step, second in bar.seen if step == bar.last_step] if at_ends else []
+    if len({*ends}) > 1 and min(ends) >= _MIN_SECONDS:
+        times = (s_to_ns(second / bar.last_step) for second in ends)
+        return [Row(bar.last_step * n, ns, bar.last_step) for n, ns in enumerate(times, 1)]
     ns = s_to_ns(_between(bar) or (rates[-1] if at_ends else median(rates))) if rates else None
     return [Row(iteration=bar.last_step, duration_ns=ns, span=1)] if rates else []
 

@@ -76,17 +76,19 @@ def analyze_training_log(run: Run) -> TrainingLogResult:
             unavailable=("No log of a training program was read (--with train.log).",)
         )
     iteration = log.iteration[log.iteration != ABSENT]
-    timers = _timers(log)
+    timed = (_timer(log, name, ns, log.is_steady) for name, ns in log.timers.items())
+    timers = tuple(sorted(filter(None, timed), key=lambda timer: (-timer.mean_ns, timer.name)))
     rates: dict[str, Any] = {name: _median(getattr(log, name)) for name in _RATES}
     rates["tokens_per_s"] = _tokens_per_s(log)
+    losses: list[float | None] = log.loss[np.isfinite(log.loss)].tolist() or [None]
     return TrainingLogResult(
         origin=log.origin,
         num_reports=len(log.iteration),
         first_iteration=int(iteration[0]) if len(iteration) else None,
         last_iteration=int(iteration[-1]) if len(iteration) else None,
         **rates,
-        first_loss=_end(log.loss, 0),
-        last_loss=_end(log.loss, -1),
+        first_loss=losses[0],
+        last_loss=losses[-1],
         tokens_per_step=log.tokens_per_step,
         timers=timers,
         timer_stage=_stage(log),
@@ -115,7 +117,7 @@ def _times(log: TrainingLog) -> dict[str, Any]:
     counts[first] |= log.duration_ns[first] < SLOWER_RATIO * ns.min()  # that is no warm-up
     return {
         "num_steady": len(ns),
-        "iterations_per_report": int(np.median(log.span[steady])),
+        "iterations_per_report": int(np.median(weight)),
         "mean_ns": round(mean),
         "median_ns": round(float(np.median(ns))),
         "p95_ns": round(float(p95)),
@@ -128,33 +130,29 @@ def _times(log: TrainingLog) -> dict[str, Any]:
         **(
             {"slow_excess_ns": log.unprinted_ns}
             if log.unprinted_ns
-            else _slow(log.iteration[steady], ns, log.span[steady], weight)
+            else _slow(log.iteration[steady], ns, weight)
         ),
     }
 
 
-def _weights(number: Int64Array, ns: Int64Array, span: Int64Array) -> Int64Array:
-    """Iterations that each report stands for.
+def _weights(number: Int64Array, ns: Int64Array, span: Int64Array) -> Floats:
+    """Weight of each report: the iterations that it is the mean of.
 
-    Of single ones at regular numbers, far longer ones at rounder numbers stand for themselves: they
-    hold an evaluation or a checkpoint, which comes when a report does.
+    Of single ones at regular numbers, far longer ones at rounder numbers stand for themselves, and
+    the others for all between: an evaluation or a checkpoint comes when a report does.
     """
     every = int(np.median(np.diff(number))) if len(number) > 1 else 1
-    if (span != 1).any() or every < 2 or (number == ABSENT).any():
-        return span
-    is_far = ns > _FAR * np.median(ns)
-    is_round = bool((number[is_far] % (_ROUNDER * every) == 0).all())
-    return np.where(is_far, 1, every) if is_round else np.full(len(span), every)
+    is_far = (ns > _FAR * np.median(ns)) & (span == 1) & (number != ABSENT)
+    is_round = every > 1 and (number[is_far] % (_ROUNDER * every) == 0).all()
+    return np.where(is_far & is_round, 1 / max(every, 1), span)
 
 
 # Slow iterations ----------------------------------------------------------------------------------
 
 
-def _slow(
-    number: Int64Array, ns: Int64Array, span: Int64Array, weight: Int64Array
-) -> dict[str, Any]:
+def _slow(number: Int64Array, ns: Int64Array, weight: Floats) -> dict[str, Any]:
     """Slow iterations; empty if reports have no numbers or are means, which hide slow ones."""
-    is_mean = int(np.median(span)) > 1 or (number == ABSENT).all()
+    is_mean = np.median(weight) > 1 or (number == ABSENT).all()
     if is_mean or len(ns) < 2 * MIN_RECURRING:
         return {}
     # Median of each iteration's block of neighbours, because batches may grow during training
@@ -228,7 +226,8 @@ def _slow_span(number: Int64Array, ns: Int64Array, span: Int64Array) -> SlowPeri
     low, high = max(rows, key=lambda row: float((blocks[row[0] : row[1]] - usual).sum()))
     inside = _exactly(ns, int(edges[low]), int(edges[high]))
     slow, others = ns[inside], ns[~inside]
-    if len(others) < BLOCK or _share_above(slow, others) < APART:
+    below = np.searchsorted(np.sort(others), slow, side="left")
+    if len(others) < BLOCK or below.mean() / len(others) < APART:
         return None
     # Whether a line fits better than two levels, without the longest reports
     kept = ns <= np.quantile(ns, 0.98)
@@ -337,19 +336,7 @@ def _printed(number: Int64Array, at: np.int64) -> int | None:
     return int(number[at]) if number[at] != ABSENT else None
 
 
-def _share_above(slow: Int64Array, others: Int64Array) -> float:
-    """Share of all pairs in which the slow report is longer than the other one."""
-    below = np.searchsorted(np.sort(others), slow, side="left")
-    return float(below.mean()) / len(others)
-
-
 # Timers -------------------------------------------------------------------------------------------
-
-
-def _timers(log: TrainingLog) -> tuple[TrainingTimer, ...]:
-    timers = [_timer(log, name, ns, log.is_steady) for name, ns in log.timers.items()]
-    known = [timer for timer in timers if timer is not None]
-    return tuple(sorted(known, key=lambda timer: (-timer.mean_ns, timer.name)))
 
 
 def _timer(
@@ -413,11 +400,6 @@ def _tokens_per_s(log: TrainingLog) -> float | None:
 def _median(values: Floats) -> float | None:
     known = values[np.isfinite(values)]
     return float(np.median(known)) if len(known) else None
-
-
-def _end(values: Floats, index: int) -> float | None:
-    known = values[np.isfinite(values)]
-    return float(known[index]) if len(known) else None
 
 
 def _limits(log: TrainingLog, timers: tuple[TrainingTimer, ...]) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ MOST_PARTS = 4
 _FEW_REPORTS, _FAR_LONGER = 3, 10
 """Up to this many reports, someone chose them one by one."""
 
-_FEWEST_RISING, _RISEN = 5, 0.03  # Reports that each take longer, which is rarely chance, and ratio
+_FEWEST_RISING = 5  # Reports that each take longer, which is rarely chance
 _SKEWED = 1.5  # Ratio of the mean to the median
 _FEWEST_MODES = 6  # Reports in which two groups are looked for
 _FAR = 3  # Ratio between the two
@@ -329,8 +329,12 @@ def _input_sentence(log: TrainingLogResult) -> str:
 def slower_sentence(log: TrainingLogResult) -> str:
     """Since when iterations take longer; empty if they do not."""
     slow = log.slow_span
+    ns = log.steady_ns
+    if slow is None and len(ns) >= _FEWEST_RISING and all(b > a for a, b in pairwise(ns)):
+        first, last = format_duration(ns[0]), format_duration(ns[-1])
+        return f"{_what(log)} takes longer in each report, from {first} to {last}."
     if slow is None:
-        return _rising(log) or _slower_rate(log)
+        return _slower_rate(log)
     now, usual = format_duration(slow.duration_ns), format_duration(slow.usual_ns)
     if slow.is_gradual:
         return f"{capitalized(log.unit)}s get longer and longer: {usual} at first, {now} later."
@@ -338,16 +342,6 @@ def slower_sentence(log: TrainingLogResult) -> str:
         f"{capitalized(slow.when(log.unit))}, {_what(log).lower()} takes {now} instead of {usual}, "
         f"{slow.duration_ns / slow.usual_ns:.2f} times as long."
     )
-
-
-def _rising(log: TrainingLogResult) -> str:
-    """That each report is longer than the one before, although all differ little."""
-    ns = log.steady_ns
-    more = ns[-1] / ns[0] - 1 if len(ns) >= _FEWEST_RISING else 0.0
-    if more < _RISEN or not all(b > a for a, b in pairwise(ns)):
-        return ""
-    first, last = format_duration(ns[0]), format_duration(ns[-1])
-    return f"{_what(log)} takes longer in each report, from {first} to {last}."
 
 
 def _slower_rate(log: TrainingLogResult) -> str:
@@ -403,7 +397,7 @@ def training_log_table(report: Report, *, show_all: bool) -> TableView | None:  
         ("layout", _layout(log)),
         ("pipeline", _pipeline(log)),
         ("slow iterations", _slow(log)),
-        ("loss", _loss(log)),
+        ("loss", "" if log.first_loss is None else f"{log.first_loss:.4g} to {log.last_loss:.4g}"),
     )
     return facts_table(
         "Training log", facts, caption=f"as printed by {log.origin}", notes=log.unavailable
@@ -483,11 +477,8 @@ def _traced(report: Report) -> str:
     steps, log = report.step_time, report.training_log
     if not steps.num_steps or steps.median_ns is None or not log.median_ns or not report.run.ranks:
         return ""
-    ratio = steps.median_ns / log.median_ns - 1
-    return (
-        f"{format_duration(steps.median_ns)} in the trace ({100 * ratio:+.1f} % relative to the "
-        "median)"
-    )
+    more, time = steps.median_ns / log.median_ns - 1, format_duration(steps.median_ns)
+    return f"{time} in the trace ({100 * more:+.1f} % relative to the median)"
 
 
 def _layout(log: TrainingLogResult) -> str:
@@ -515,9 +506,3 @@ def _slow(log: TrainingLogResult) -> str:
         return ""
     often = f", every {log.slow_period:,}" if log.slow_period else ""
     return f"{log.num_slow:,} above 1.2 times the median of their neighbours{often}"
-
-
-def _loss(log: TrainingLogResult) -> str:
-    if log.first_loss is None or log.last_loss is None:
-        return ""
-    return f"{log.first_loss:.4g} to {log.last_loss:.4g}"
