@@ -112,6 +112,8 @@ def _times(log: TrainingLog) -> dict[str, Any]:
     mean = float(np.average(ns, weights=weight))
     spread = float(np.sqrt(np.average((ns - mean) ** 2, weights=weight)))
     p95, p99 = np.percentile(ns, [95, 99])
+    slow = _slow(log.iteration[steady], ns, weight)
+    slow = {"slow_excess_ns": log.unprinted_ns} if log.unprinted_ns else slow
     first = np.flatnonzero(log.duration_ns != ABSENT)[0]
     counts = steady.copy()
     counts[first] |= log.duration_ns[first] < SLOWER_RATIO * ns.min()  # that is no warm-up
@@ -127,11 +129,7 @@ def _times(log: TrainingLog) -> dict[str, Any]:
         "steady_ns": tuple(ns[-MAX_KEPT:].tolist()),
         "first_ns": int(log.duration_ns[first]),
         "slow_span": _slow_span(log.iteration[counts], log.duration_ns[counts], log.span[counts]),
-        **(
-            {"slow_excess_ns": log.unprinted_ns}
-            if log.unprinted_ns
-            else _slow(log.iteration[steady], ns, weight)
-        ),
+        **slow,
     }
 
 
@@ -177,10 +175,7 @@ def _slow(number: Int64Array, ns: Int64Array, weight: Floats) -> dict[str, Any]:
         "slow_excess_ns": round(excess),
         "slow_period": period,
         "slowest": tuple(
-            SlowIteration(
-                iteration=int(number[i]) if number[i] != ABSENT else None, duration_ns=int(ns[i])
-            )
-            for i in order
+            SlowIteration(iteration=_printed(number, i), duration_ns=int(ns[i])) for i in order
         ),
     }
 
