@@ -316,8 +316,9 @@ def unwrapped(block: bytes) -> bytes:
 
     Services that collect logs write a list of such objects, with a line for each of their keys.
     """
-    for entity, character in _ENTITIES.items():  # of text from the source of a page
-        block = block.replace(entity, character)
+    if b"&" in block:  # Perhaps text from the source of a page
+        for entity, character in _ENTITIES.items():
+            block = block.replace(entity, character)
     if not (b"{" in block[:16] or b'": "' in block) or not _WRAPPED.search(block):
         return block
     return b"".join(map(_text_of, block.splitlines(keepends=True)))
