@@ -305,11 +305,17 @@ INNER = b"\x1f"
 """Stands before a line end within a text, so that lines are counted as the file has them."""
 
 
+_ENTITIES = {b"&quot;": b'"', b"&lt;": b"<", b"&gt;": b">", b"&#39;": b"'", b"&amp;": b"&"}
+
+
 def unwrapped(block: bytes) -> bytes:
     """A block without the JSON objects into which runtimes of containers put each line.
 
     Services that collect logs write a list of such objects, with a line for each of their keys.
     """
+    if b"&" in block:  # Perhaps text from the source of a page
+        for entity, character in _ENTITIES.items():
+            block = block.replace(entity, character)
     if not (b"{" in block[:16] or b'": "' in block) or not _WRAPPED.search(block):
         return block
     return b"".join(map(_text_of, block.splitlines(keepends=True)))

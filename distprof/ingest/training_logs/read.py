@@ -41,7 +41,7 @@ from distprof.units import format_duration
 _JSON = (".json", ".json.gz")
 _SMALL = 1 << 16
 _SMALL_LOG = 1 << 20
-_MAX_NAME = 40
+_MAX_NAME = 24  # So that a headline has room for it
 _TOGETHER = ("Megatron-LM", "DeepSpeed")
 """The first reports iterations, and its fork prints the timers of the second between them."""
 
@@ -183,10 +183,18 @@ def _runs(source: str, text: bytes) -> Iterator[tuple[str, TrainingLog]]:
         log = to_log(chosen, found, (source,), text.count(b"\n")) if chosen.rows else None
         said = (block["name"] or block["title"]).decode("utf-8", "replace").replace("`", "")
         own = re.split(r"[.?!] ", said)[-1].strip("#*>-:： \r")
+        own = (_parent(text[: block.start()]) if said[:1].isspace() else "") or own
         title = title if title and isinstance(chosen, PhasesGrammar) else own
         if log is not None and (log.median_step_ns or np.isfinite(log.samples_per_s).any()):
             yield shorten(title, _MAX_NAME), log
             title = ""
+
+
+def _parent(before: bytes) -> str:
+    """The item of a list that an indented line below it belongs to; empty without one."""
+    lines = reversed(before.decode("utf-8", "replace").split("\n"))
+    outer = (line for line in lines if line[:1].strip(" \t`"))
+    return next(outer, "").strip("#*>-:： \r")
 
 
 def _slowest_run(source: str, start: bytes) -> TrainingLog | None:

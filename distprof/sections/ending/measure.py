@@ -145,6 +145,7 @@ def _without_title(output: JobOutput) -> JobOutput:
     own = replace(output, events=tuple(e for e in output.events if e not in titles))
     later = {e.name: e.fields.keys() for e in said_in(own) if e.line > 1}
     again = [e for e in titles if e.name in later and e.fields.keys() <= later[e.name]]
+    again += [e for e in titles if e.yields == "nan" and _of(own, "nan")]
     is_told = "store" in {e.yields for e in titles} & {e.yields for e in own.events}
     is_told = is_told or any(e.file in apart for e in again)
     if not titles or is_told or any(cause(own) for cause in _ROOTS):
@@ -193,7 +194,10 @@ def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
     ]
     listed = said_in(replace(output, events=events))
     left = {e.file for e in listed if e.line <= ends.get(e.file, 0) and not _is_title(e)}
-    told = (f"{file} holds earlier runs, too, which are left out." for file in ends if file in left)
+    told = [f"{file} holds earlier runs, too, which are left out." for file in ends if file in left]
+    finished = {e.file for e in events if e.yields == "finished"}
+    titles = (e for e in events if _is_title(e) and e.file in finished & ends.keys())
+    told += [words().said["title after"].format(line=ends[e.file]) for e in titles]
     order = {file: number for number, file in enumerate(output.files)}
     if left:  # some came again
         kept = sorted(kept, key=lambda e: (order.get(e.file, 0), e.line))

@@ -38,6 +38,7 @@ MOST_PARTS = 4
 _FEW_REPORTS, _FAR_LONGER = 3, 10
 """Up to this many reports, someone chose them one by one."""
 
+_FEWEST_RISING = 5  # Reports that each take longer, which is rarely chance
 _SKEWED = 1.5  # Ratio of the mean to the median
 _FEWEST_MODES = 6  # Reports in which two groups are looked for
 _FAR = 3  # Ratio between the two
@@ -80,10 +81,10 @@ def training_verdict(report: Report) -> VerdictText:
     reasons = tuple(dict.fromkeys(each for each in why if each and each not in line))
     compared = scaling_lines(report.scaling_table)
     of_log = next((note for note in log.unavailable if note.startswith((RUN, AGAIN))), "")
-    of_runs = compared[0] if compared else of_log
+    of_runs = of_log or (compared[0] if compared else "")  # printed times before typed ones
     has_phases = bool(_shares(log)) and not compared
     lead = (line, of_runs) if has_phases else (of_runs, line)  # what takes most comes first
-    reasons += tuple(compared[1:])
+    reasons += tuple(compared[0 if of_log else 1 :])
     return (lead[0], (lead[1], *reasons)) if of_runs else (line, reasons)
 
 
@@ -325,6 +326,10 @@ def _input_sentence(log: TrainingLogResult) -> str:
 def slower_sentence(log: TrainingLogResult) -> str:
     """Since when iterations take longer; empty if they do not."""
     slow = log.slow_span
+    ns = log.steady_ns
+    if slow is None and len(ns) >= _FEWEST_RISING and all(b > a for a, b in pairwise(ns)):
+        first, last = format_duration(ns[0]), format_duration(ns[-1])
+        return f"{_what(log)} takes longer in each report, from {first} to {last}."
     if slow is None:
         return _slower_rate(log)
     now, usual = format_duration(slow.duration_ns), format_duration(slow.usual_ns)
@@ -389,7 +394,7 @@ def training_log_table(report: Report, *, show_all: bool) -> TableView | None:  
         ("layout", _layout(log)),
         ("pipeline", _pipeline(log)),
         ("slow iterations", _slow(log)),
-        ("loss", _loss(log)),
+        ("loss", "" if log.first_loss is None else f"{log.first_loss:.4g} to {log.last_loss:.4g}"),
     )
     return facts_table(
         "Training log", facts, caption=f"as printed by {log.origin}", notes=log.unavailable
@@ -469,11 +474,8 @@ def _traced(report: Report) -> str:
     steps, log = report.step_time, report.training_log
     if not steps.num_steps or steps.median_ns is None or not log.median_ns or not report.run.ranks:
         return ""
-    ratio = steps.median_ns / log.median_ns - 1
-    return (
-        f"{format_duration(steps.median_ns)} in the trace ({100 * ratio:+.1f} % relative to the "
-        "median)"
-    )
+    more, time = steps.median_ns / log.median_ns - 1, format_duration(steps.median_ns)
+    return f"{time} in the trace ({100 * more:+.1f} % relative to the median)"
 
 
 def _layout(log: TrainingLogResult) -> str:
@@ -501,9 +503,3 @@ def _slow(log: TrainingLogResult) -> str:
         return ""
     often = f", every {log.slow_period:,}" if log.slow_period else ""
     return f"{log.num_slow:,} above 1.2 times the median of their neighbours{often}"
-
-
-def _loss(log: TrainingLogResult) -> str:
-    if log.first_loss is None or log.last_loss is None:
-        return ""
-    return f"{log.first_loss:.4g} to {log.last_loss:.4g}"
