@@ -125,7 +125,7 @@ def _times(log: TrainingLog) -> dict[str, Any]:
         "p95_ns": round(float(p95)),
         "p99_ns": round(float(p99)),
         "max_ns": int(ns.max()),
-        "longest_iteration": _longest(log.iteration[steady], ns, weight),
+        "longest_iteration": _longest(log.iteration[steady], ns, log.span[steady]),
         "cv": spread / mean if mean > 0 else None,
         "steady_ns": tuple(ns[-MAX_KEPT:].tolist()),
         "first_ns": int(log.duration_ns[first]),
