@@ -84,7 +84,6 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
             reads=self.file or f"a saved {self.noun.partition(' ')[2]}",
             num_bytes=self.max_bytes,
             depth=1_000,
-            beyond="refused",
         )
 
     @property

@@ -45,7 +45,7 @@ from distprof.terms import CollectiveKind
 from distprof.units import format_bytes
 
 _STDIN = "-"
-BOUND = Bound(reads="a fabric profile", num_bytes=64 << 20, beyond="refused")
+BOUND = Bound(reads="a fabric profile", num_bytes=64 << 20)
 _MAX_LINE = 2_000
 _MAX_RANKS = 1 << 20
 

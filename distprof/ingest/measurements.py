@@ -26,9 +26,7 @@ from distprof.errors import InputError
 from distprof.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from distprof.version import __version__
 
-BOUND = Bound(
-    reads="a table of step times by ranks", num_bytes=1 << 24, rows=100_000, beyond="refused"
-)
+BOUND = Bound(reads="a table of step times by ranks", num_bytes=1 << 24, rows=100_000)
 _RANKS = ("ranks", "n", "gpus", "num_gpus", "num_ranks", "world_size", "workers", "processes", "np")
 _TIMES: dict[str, float] = {  # names of columns, and the length of their unit in ns
     **dict.fromkeys(("step_ns", "time_ns"), 1),

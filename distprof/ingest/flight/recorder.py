@@ -299,7 +299,6 @@ BOUND = Bound(
     num_bytes=MAX_BYTES,
     rows=MAX_ENTRIES,
     depth=1_000,
-    beyond="refused",
     seconds_per_mb=2,
 )
 
