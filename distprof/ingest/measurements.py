@@ -68,11 +68,8 @@ def fits_measurements(source: str) -> bool:
 def read_measurements(source: str) -> tuple[SummaryFile, ...]:
     """One summary per row, in the order of the table.
 
-    A rate without a batch size becomes the time of one unit of work per rank.
-
-    Raises:
-        InputError: If it is not such a table, or a value is not a positive number. The error names
-            the row.
+    A rate without a batch size becomes the time of one unit of work per rank. A value that is not a
+    positive number is refused, with its row.
     """
     path = Path(source)
     try:
