@@ -197,8 +197,10 @@ def candidates(pattern: re.Pattern[bytes], block: bytes) -> Iterator[bytes]:
 def number_of_step(line: bytes) -> tuple[int, int] | None:
     """Number of the step that a line in lower case names, and where it begins."""
     step = _PATTERNS["step"].search(line) or _PATTERNS["place"].search(line)
-    number = int(step[1].replace(b",", b"")) if step else MAX_COUNT
-    return (number, step.start(1)) if step and number < MAX_COUNT else None
+    if step is None or step.lastindex is None:
+        return None
+    number = int(step[step.lastindex].replace(b",", b""))
+    return (number, step.start(step.lastindex)) if number < MAX_COUNT else None
 
 
 def _read(text: bytes) -> Report | None:
