@@ -34,7 +34,7 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
     depth: int | None = None  # Deepest nesting; None if nesting does not apply.
     # What happens above a limit: ``refused`` with an error, ``skipped`` with a note in the report,
     # or ``made again`` from the trace.
-    beyond: Literal["refused", "skipped", "made again"]
+    beyond: Literal["refused", "skipped", "made again"] = "refused"
     # CPU time per million decompressed bytes on a current machine. One malformed input in a
     # thousand may come close to it.
     seconds_per_mb: float = 0.5

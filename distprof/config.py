@@ -217,9 +217,7 @@ class Config(ConfigFile, frozen=True, kw_only=True):
         return self.documentation or published_site()
 
 
-BOUND = Bound(
-    reads=CONFIG_FILE, num_bytes=4_000_000, depth=100, beyond="refused", seconds_per_mb=30
-)
+BOUND = Bound(reads=CONFIG_FILE, num_bytes=4_000_000, depth=100, seconds_per_mb=30)
 """Python's TOML parser is slow."""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from string import Formatter
 from typing import TYPE_CHECKING, Any
 
@@ -152,6 +152,11 @@ def few_names(names: Sequence[str], most: int, between: str = ", ") -> str:
     """The first names, and how many there are beyond them, for example ``a, b and 3 more``."""
     left = len(names) - most
     return between.join(names[:most]) + (f" and {left} more" if left > 0 else "")
+
+
+def verb(subjects: Sized, plural: str) -> str:
+    """A verb for its subjects: ``waits`` and ``is`` for one, ``wait`` and ``are`` for more."""
+    return plural if len(subjects) != 1 else "is" if plural == "are" else f"{plural}s"
 
 
 def name_ranks(ranks: Iterable[int]) -> str:

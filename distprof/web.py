@@ -30,9 +30,7 @@ import fsspec
 from distprof.bounds import Bound, Seekable, TooLargeError
 from distprof.errors import WebError
 
-BOUND: Final = Bound(
-    reads="a file behind http:// or https://", num_bytes=1 << 36, rows=None, beyond="refused"
-)
+BOUND: Final = Bound(reads="a file behind http:// or https://", num_bytes=1 << 36)
 UNSIZED_BYTES = 1 << 30
 """Size limit if the server does not announce the size of the file."""
 LIMIT_S = 60.0

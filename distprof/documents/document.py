@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from importlib import import_module
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
@@ -84,7 +83,6 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
             reads=self.file or f"a saved {self.noun.partition(' ')[2]}",
             num_bytes=self.max_bytes,
             depth=1_000,
-            beyond="refused",
         )
 
     @property
@@ -174,10 +172,6 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     def schema_text(self) -> str:
         """The schema as text, as in the shipped file."""
         return schema_text(self.json_schema())
-
-    def shipped_schema(self) -> str:
-        """The schema file that comes with the package."""
-        return (files("distprof") / self.schema_file).read_text(encoding="utf-8")
 
     def schema_page(self) -> str:
         """The reference page, Markdown: one table per struct, in the order of the document."""

@@ -221,9 +221,7 @@ class ClusterError(DistprofError):
 def connect(spec: str) -> ClusterExecutor:
     """An executor on a running cluster, at ``dask://HOST:PORT``, ``tcp://`` or ``tls://``.
 
-    Raises:
-        UsageError: If no scheduler answers within seconds.
-        MissingExtraError: If Dask is not installed.
+    It is an error if no scheduler answers within seconds.
     """
     try:
         from distributed import Client

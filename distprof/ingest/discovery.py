@@ -91,10 +91,6 @@ def discover(source: str, *, may_be_empty: bool = False) -> Discovery:
     """Find the traces that a file, a folder (searched to any depth), a glob or an fsspec URL names.
 
     ``may_be_empty`` makes a folder without traces a valid result.
-
-    Raises:
-        InputError: If nothing is there, or nothing in it looks like a Kineto trace.
-        UsageError: If a package that opens this kind of URL is not installed.
     """
     if "://" in source:
         return _discover_url(source, may_be_empty=may_be_empty)

@@ -45,7 +45,7 @@ from distprof.terms import CollectiveKind
 from distprof.units import format_bytes
 
 _STDIN = "-"
-BOUND = Bound(reads="a fabric profile", num_bytes=64 << 20, beyond="refused")
+BOUND = Bound(reads="a fabric profile", num_bytes=64 << 20)
 _MAX_LINE = 2_000
 _MAX_RANKS = 1 << 20
 
@@ -105,9 +105,6 @@ def read_fabric(source: str) -> FabricFile:
     ``source`` is a file that ``distprof bench -o`` wrote, or output of a program of nccl-tests or
     perftest, gzipped or not; ``-`` for standard input. Each curve has its fit or the reason for
     having none, ``notes`` lists what was left out.
-
-    Raises:
-        InputError: If it is neither, or does not contain enough.
     """
     try:
         data = bytes(BOUND.num_bytes + 1)  # of a file that is too large

@@ -26,9 +26,7 @@ from distprof.errors import InputError
 from distprof.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from distprof.version import __version__
 
-BOUND = Bound(
-    reads="a table of step times by ranks", num_bytes=1 << 24, rows=100_000, beyond="refused"
-)
+BOUND = Bound(reads="a table of step times by ranks", num_bytes=1 << 24, rows=100_000)
 _RANKS = ("ranks", "n", "gpus", "num_gpus", "num_ranks", "world_size", "workers", "processes", "np")
 _TIMES: dict[str, float] = {  # names of columns, and the length of their unit in ns
     **dict.fromkeys(("step_ns", "time_ns"), 1),
@@ -70,11 +68,8 @@ def fits_measurements(source: str) -> bool:
 def read_measurements(source: str) -> tuple[SummaryFile, ...]:
     """One summary per row, in the order of the table.
 
-    A rate without a batch size becomes the time of one unit of work per rank.
-
-    Raises:
-        InputError: If it is not such a table, or a value is not a positive number. The error names
-            the row.
+    A rate without a batch size becomes the time of one unit of work per rank. A value that is not a
+    positive number is refused, with its row.
     """
     path = Path(source)
     try:

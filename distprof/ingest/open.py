@@ -46,7 +46,7 @@ from distprof.join.windows import same_run
 from distprof.run.logs import JobOutput, NcclLog, TrainingLog
 from distprof.run.run import Gap, Rank, Run
 from distprof.schema import ABSENT
-from distprof.units import few_names, name_ranks
+from distprof.units import few_names, name_ranks, verb
 
 # If all traces together are smaller than this as stored, starting processes costs more than it
 # saves; a number of processes that the user requests is started anyway.
@@ -226,9 +226,8 @@ def _with_selection(run: Run, wanted: set[int]) -> Run:
     """The run, with ranks left out on request separated from missing ones."""
     present = {rank.rank for rank in run.ranks} or wanted & set(run.records)
     absent = wanted - present
-    verb = "is" if len(present) == 1 else "are"
     missing = f" There is no trace of {name_ranks(absent)}." if absent else ""
-    message = f"Only {name_ranks(present)} {verb} read, as requested.{missing}"
+    message = f"Only {name_ranks(present)} {verb(present, 'are')} read, as requested.{missing}"
     gap = Gap(what="chosen-ranks", message=message, ranks=tuple(sorted(absent)))
     others = tuple(g for g in run.gaps if g.what != "missing-ranks")
     records = {rank: source for rank, source in run.records.items() if rank in wanted}

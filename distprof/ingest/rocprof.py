@@ -29,7 +29,6 @@ BOUND = Bound(
     num_bytes=1 << 29,
     rows=1 << 26,
     depth=1_000,
-    beyond="refused",
     seconds_per_mb=2,
 )
 _SNIFFED_BYTES = 4_096

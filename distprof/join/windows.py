@@ -21,7 +21,7 @@ from distprof.join.waits import (
 from distprof.run.run import CaptureWindow, ClockAlignment, CollectiveMatches, Gap, Rank
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.terms import CollectiveKind, StepSource
-from distprof.units import NS_PER_S, fold_ranks, format_duration, name_ranks
+from distprof.units import NS_PER_S, fold_ranks, format_duration, name_ranks, verb
 
 CLOCK_TOLERANCE_NS = 60 * NS_PER_S
 """Captures of different hosts that are farther apart are separate recordings. Neither the clocks of
@@ -94,9 +94,8 @@ def _drop_copies(ranks: list[Rank]) -> _Selection:
     if not copies:
         return ranks, []
     left = {id(rank) for rank in copies}
-    does = "repeats" if len(copies) == 1 else "repeat"
-    is_unused = "is" if len(copies) == 1 else "are"
-    message = f"{_files(copies)} {does} the content of another file and {is_unused} skipped."
+    does, are = verb(copies, "repeat"), verb(copies, "are")
+    message = f"{_files(copies)} {does} the content of another file and {are} skipped."
     kept = [rank for rank in ranks if id(rank) not in left]
     return kept, [Gap(what="duplicate-files", message=message)]
 

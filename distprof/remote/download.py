@@ -129,9 +129,7 @@ def _stored(url: str, info: dict[str, Any]) -> Stored:
     )
 
 
-BOUND: Final = Bound(
-    reads="an object of a store (s3://, gs://, az://)", num_bytes=1 << 36, beyond="refused"
-)
+BOUND: Final = Bound(reads="an object of a store (s3://, gs://, az://)", num_bytes=1 << 36)
 BLOCK_BYTES = 1 << 22
 _AHEAD = 6
 """Blocks in flight: at most 24 MiB of memory."""

@@ -25,9 +25,7 @@ def all_rules() -> tuple[Rule, ...]:
 def find_rule(code_or_name: str) -> Rule:
     """The rule with that code or name, ignoring case.
 
-    Raises:
-        UsageError: If it is unknown or retired; the message suggests the nearest, or says why it
-            was retired.
+    Without one, the error suggests the nearest, or says why the rule was retired.
     """
     wanted = code_or_name.strip().lower()
     for candidate in all_rules():

@@ -133,9 +133,6 @@ def run_rules(
     out (:func:`in_order`). A wide finding is also left out if the plan leaves nothing of it.
     Without step marks, costs are None because the capture is not a step; the order is the same, and
     the simulation covers the capture.
-
-    Raises:
-        UsageError: If an override names an unknown rule or limit, or is not a finite number.
     """
     by_type: dict[type[Evidence], Evidence] = {type(result): result for result in results}
     changed = _resolve(overrides or {})

@@ -160,24 +160,31 @@ since midnight of an unknown date; sample numbers, if there are no times.
 """
 
 
-class DeviceSeries(msgspec.Struct, frozen=True, kw_only=True):
+class OfDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """What a file says about one GPU."""
+
+    file: str  # File that says it.
+    host: str = ""  # Host name, empty if unknown.
+    index: int | None = None  # Index of the GPU on its host in the driver's order, None if unknown.
+    uuid: str = ""  # For example ``GPU-5269b708-…``; empty if unknown.
+    bus_id: str = ""  # PCI bus id as ``domain:bus:device.function``, lower case; empty if unknown.
+    name: str = ""  # For example ``NVIDIA H200``; empty if unknown.
+    rank: int | None = None  # Global rank on that GPU, None if unknown.
+
+
+class DeviceSeries(OfDevice, frozen=True, kw_only=True):
     """Sensor samples of one GPU."""
 
-    file: str  # File that holds the samples.
-    host: str  # Host name, empty if unknown.
-    index: int | None  # Index of the GPU on its host in the driver's order, None if unknown.
-    uuid: str  # For example ``GPU-5269b708-…``; empty if unknown.
-    bus_id: str  # PCI bus id as ``domain:bus:device.function``, lower case; empty if unknown.
-    name: str  # For example ``NVIDIA H200``; empty if unknown.
     clock: Clock  # Meaning of the times.
     table: Table  # TELEMETRY, ascending in time.
-    rank: int | None = None  # Global rank that the samples were assigned to, None without one.
 
 
-class DeviceEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An error logged by a kernel, a driver or the fabric manager."""
+class DeviceEvent(OfDevice, frozen=True, kw_only=True):
+    """An error logged by a kernel, a driver or the fabric manager.
 
-    file: str  # File that holds the line.
+    Its bus id may be that of a switch, and its rank that of a process.
+    """
+
     # ``xid`` of a GPU, ``fabric`` of an NVSwitch, ``crash`` of a process (a segmentation fault or
     # another trap), ``oom`` for a process that the kernel killed to free memory.
     kind: Literal["xid", "fabric", "crash", "oom"]
@@ -186,11 +193,6 @@ class DeviceEvent(msgspec.Struct, frozen=True, kw_only=True):
     t_ns: int | None = None  # Time on ``clock``, None if the line has none.
     clock: Clock = "none"  # Meaning of ``t_ns``; ``none`` if it is None.
     time: str = ""  # The time as written in the line.
-    host: str = ""  # Host name, empty if unknown.
-    bus_id: str = ""  # Bus id of the GPU or the switch, as in DeviceSeries.
-    uuid: str = ""  # UUID of the GPU, empty if unknown.
-    index: int | None = None  # Index of the GPU, None if unknown.
-    rank: int | None = None  # Global rank on that GPU, or of that process, None if unknown.
     # Name of the process, which the kernel cuts after 15 characters; empty if unknown.
     process: str = ""
     # Id of the process or, for a crash, of the thread that crashed; None if unknown.
@@ -198,28 +200,16 @@ class DeviceEvent(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None  # Memory that a killed process held, None if unknown.
 
 
-class DeviceLinks(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceLinks(OfDevice, frozen=True, kw_only=True):
     """NVLinks of one GPU at one moment."""
 
-    file: str  # File that holds the data.
-    host: str  # Host name, empty if unknown.
-    index: int  # Index of the GPU on its host.
-    uuid: str  # UUID of the GPU, empty if unknown.
-    name: str  # For example ``NVIDIA A100-SXM4-80GB``.
     # Speed of each link per direction, GB/s; None for an inactive link.
     gb_per_s: tuple[float | None, ...]
-    rank: int | None = None  # Global rank on that GPU, None if unknown.
 
 
-class DeviceState(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceState(OfDevice, frozen=True, kw_only=True):
     """State of one GPU at one moment, other than its sensors."""
 
-    file: str  # File that holds the data.
-    host: str = ""  # Host name, empty if unknown.
-    index: int | None = None  # Index of the GPU on its host in the driver's order, None if unknown.
-    uuid: str = ""  # UUID of the GPU, empty if unknown.
-    bus_id: str = ""  # PCI bus id as in DeviceSeries; empty if unknown.
-    name: str = ""  # For example ``NVIDIA H200``; empty if unknown.
     driver: str = ""  # Version of the driver; empty if unknown.
     cuda: str = ""  # Newest version of CUDA that the driver supports; empty if unknown.
     # Whether the GPU was busy, in which case its PCIe link is not slowed down to save power; None
@@ -237,7 +227,6 @@ class DeviceState(msgspec.Struct, frozen=True, kw_only=True):
     has_repair_failed: bool | None = None  # Whether a memory repair failed; None if unknown.
     # Action that the driver requests, for example ``Reset``; empty if none or unknown.
     recovery: str = ""
-    rank: int | None = None  # Global rank on that GPU, None if unknown.
 
 
 class DeviceLog(msgspec.Struct, frozen=True, kw_only=True):

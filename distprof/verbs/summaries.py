@@ -27,7 +27,7 @@ from distprof.sections.metrics import (
     peak_memory_bytes,
 )
 
-BOUND = Bound(reads="a file of summaries", num_bytes=1 << 26, depth=1_000, beyond="refused")
+BOUND = Bound(reads="a file of summaries", num_bytes=1 << 26, depth=1_000)
 
 
 def load_summaries(sources: Sequence[str | os.PathLike[str]]) -> tuple[SummaryFile, ...]:

@@ -128,7 +128,7 @@ def test_a_metric_that_no_run_has_is_said(capsys, history):
 def test_json_is_what_its_schema_says(capsys, history, arguments):
     assert main(["history", "show", *arguments, "--history", history, "--format", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    validator = jsonschema.Draft202012Validator(json.loads(HISTORY.shipped_schema()))
+    validator = jsonschema.Draft202012Validator(HISTORY.json_schema())
     assert list(validator.iter_errors(document)) == []
     assert list(validator.iter_errors({**document, "schema": "other"}))
 

@@ -83,7 +83,7 @@ def test_a_sweep_from_its_command_to_its_efficiency(stand_in, capsys):
     assert [finding["code"] for finding in report["findings"]] == ["SCA102"]
     assert len(calls(stand_in)) == 9
     assert calls(stand_in)[0].startswith("run ddp --ranks 4")  # what cannot run fails at once
-    schema = json.loads(SCALING.shipped_schema())
+    schema = SCALING.json_schema()
     jsonschema.validate(report, schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**report, "schema": "distprof.scaling/2"}, schema)

@@ -22,7 +22,7 @@ from distprof.ingest.kinds import Source, keep
 from distprof.run.evidence import Machine, Machines
 from distprof.run.run import Run
 
-BOUND = Bound(reads="output of nvidia-smi topo -m", num_bytes=1 << 24, names=512, beyond="refused")
+BOUND = Bound(reads="output of nvidia-smi topo -m", num_bytes=1 << 24, names=512)
 MAX_DEVICES = 512
 _SNIFFED_BYTES = 1 << 18
 _JSON = (b"{", b"{}", b'{"', b"[", b"[{", b"[[", b'["')

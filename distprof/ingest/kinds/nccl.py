@@ -15,9 +15,7 @@ from distprof.ingest.kinds import Source
 from distprof.ingest.nccl.ras import is_ras, parse_ras
 from distprof.run.evidence import InspectorLog, RasStatus
 
-RAS_BOUND = Bound(
-    reads="output of ncclras", num_bytes=1 << 26, rows=5_000_000, depth=1_000, beyond="refused"
-)
+RAS_BOUND = Bound(reads="output of ncclras", num_bytes=1 << 26, rows=5_000_000, depth=1_000)
 _SNIFFED_BYTES = 1 << 16
 _ENDINGS = (".txt", ".json", ".log", ".out", ".txt.gz", ".json.gz", ".log.gz")
 

@@ -103,7 +103,6 @@ BOUND = Bound(
     num_bytes=1_000_000_000,
     rows=10_000_000,
     names=256,
-    beyond="refused",
 )
 """A table with more rows is refused: it would take more than about 1 GB."""
 

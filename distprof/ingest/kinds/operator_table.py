@@ -31,7 +31,7 @@ from distprof.run.evidence import OperatorTable, TableOperator
 from distprof.terms import CollectiveKind
 
 MAX_ROWS = 100_000
-BOUND = Bound(reads="a table of operators", num_bytes=64_000_000, rows=MAX_ROWS, beyond="refused")
+BOUND = Bound(reads="a table of operators", num_bytes=64_000_000, rows=MAX_ROWS)
 MAX_NAME = 300
 _SNIFFED_BYTES = 1 << 16
 _PATTERNS = patterns_beside(__package__, "operator_table.toml")

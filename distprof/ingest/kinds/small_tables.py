@@ -57,9 +57,7 @@ from distprof.run.evidence import (
     SummaryClass,
 )
 
-COUNTS_BOUND = Bound(
-    reads="tokens per expert", num_bytes=64_000_000, rows=8_000_000, depth=1_000, beyond="refused"
-)
+COUNTS_BOUND = Bound(reads="tokens per expert", num_bytes=64_000_000, rows=8_000_000, depth=1_000)
 _COUNTS_BYTES = 1 << 13
 _BEGINS_WITH_COUNTS = re.compile(rb"\s*\[\s*\[\s*\d")
 _HAS_COUNTS = re.compile(rb'"(?:domains"\s*:\s*\{[^{}\[\]]*\[\s*\[|layers"\s*:\s*\[\s*\[)\s*\d')
@@ -142,7 +140,6 @@ READINESS_BOUND = Bound(
     rows=5_000_000,
     names=20_000,
     depth=1_000,
-    beyond="refused",
 )
 _READINESS_BYTES = 1 << 16
 
@@ -210,9 +207,7 @@ _NO_GROUPS = (
     "all of them."
 )
 _FOLDED = "others"  # kernels that HTA combined
-SUMMARY_BOUND = Bound(
-    reads="a table of collectives per rank", num_bytes=128_000_000, rows=500_000, beyond="refused"
-)
+SUMMARY_BOUND = Bound(reads="a table of collectives per rank", num_bytes=128_000_000, rows=500_000)
 MAX_MICROSECONDS = 1e12
 _SUMMARY_BYTES = 1 << 14
 _LARGEST = 1 << 53
@@ -371,7 +366,7 @@ COLLECTIVE_SUMMARY = Source(
 
 # Throughput by the number of GPUs ----------------------------------------------------------------
 
-SCALING_BOUND = Bound(reads="throughput by GPUs", num_bytes=1 << 16, beyond="refused")
+SCALING_BOUND = Bound(reads="throughput by GPUs", num_bytes=1 << 16)
 _MOST_GPUS = 1 << 20
 _SHORT = 4_000
 """Characters of a text in which two numbers of GPUs make a comparison; a longer one needs three."""

@@ -35,7 +35,6 @@ OPERATIONS_BOUND = Bound(
     num_bytes=500_000_000,
     rows=1_000_000,
     depth=1_000,
-    beyond="refused",
 )
 _MOST_PARTS = 20  # values per event
 _SNIFFED_BYTES = 1 << 13
@@ -147,7 +146,6 @@ PIPELINE_BOUND = Bound(
     rows=4_000_000,
     names=MAX_RANKS,
     depth=1_000,
-    beyond="refused",
 )
 MAX_MS = 1e9
 _FILE = re.compile(r"^pp_rank_(\d{1,5})\.json$")

@@ -49,13 +49,11 @@ from distprof.ingest.kineto.native import EventColumns, NativeReader, NativeResu
 from distprof.ingest.kineto.parsed import DROPPED, HOST, Columns, Symbols, SymbolTable
 from distprof.schema import ABSENT, Int64Array
 
-Event = Complete | ExactComplete
-
 
 class Rows(msgspec.Struct, frozen=True):
     """Complete events and the columns that all of them have."""
 
-    events: Sequence[Event]  # The decoded structs.
+    events: Sequence[Complete]  # The decoded structs.
     index: NDArray[np.intp]  # Position of each among the complete events of the chunk.
     start_ns: Int64Array  # Start, int64, without the file's base.
     end_ns: Int64Array  # End, int64.
@@ -70,7 +68,7 @@ class Rows(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(
-        events: Sequence[Event],
+        events: Sequence[Complete],
         start_ns: Int64Array,
         symbols: SymbolTable,
         *,
@@ -193,7 +191,7 @@ def _fitting(numbers: Int64Array) -> NDArray[np.int32]:
     return np.where(fits, numbers, ABSENT).astype(np.int32)
 
 
-def _thread_codes(events: Sequence[Event], codes: Symbols) -> NDArray[np.int32]:
+def _thread_codes(events: Sequence[Complete], codes: Symbols) -> NDArray[np.int32]:
     """Code of each event's thread; profilers write thread by thread, so it rarely changes."""
     pids: list[Any] = [event.pid for event in events]
     tids: list[Any] = [event.tid for event in events]
@@ -210,7 +208,7 @@ def _thread_codes(events: Sequence[Event], codes: Symbols) -> NDArray[np.int32]:
     return np.repeat(np.array(run_codes, np.int32), np.diff(first, append=len(pid)))
 
 
-def _selected(events: Sequence[Event], keep: NDArray[np.bool_]) -> Sequence[Event]:
+def _selected(events: Sequence[Complete], keep: NDArray[np.bool_]) -> Sequence[Complete]:
     return events if keep.all() else list(compress(events, keep.tobytes()))
 
 
@@ -308,7 +306,7 @@ def _decode_typed(data: bytes | bytearray, stop: int, state: DecodeState) -> Eve
     if not state.exact:
         decoded, metadata, kind = _decode_inexact(view, state)
         complete = [event for event in decoded if type(event) is kind]
-        events: Sequence[Event] = complete
+        events: Sequence[Complete] = complete
         micros = floats([event.ts for event in complete])
         start_ns = micros_to_ns(micros)
         state.exact = needs_text(micros)

@@ -244,16 +244,10 @@ class UsualComplete(Complete, gc=False, tag_field="ph", tag="X"):
     cat: Literal[USUAL_CATEGORIES] = ""  # type: ignore[valid-type]
 
 
-class ExactComplete(Struct, gc=False, tag_field="ph", tag="X"):
+class ExactComplete(Complete, gc=False, tag_field="ph", tag="X"):
     """A complete event with its time as text, for files whose times do not fit a double."""
 
-    name: str
-    ts: Raw
-    cat: str = ""
-    pid: int | str = ""
-    tid: int | str = ""
-    dur: float = NO_DURATION
-    args: Arguments = NO_ARGUMENTS
+    ts: Raw  # type: ignore[assignment]
 
 
 class MetadataArguments(Struct, gc=False, frozen=True):
@@ -309,9 +303,7 @@ _DECODERS = {
 }
 
 
-def decode_array(
-    text: memoryview, complete: type[Complete | ExactComplete]
-) -> tuple[list[Struct], list[Metadata]]:
+def decode_array(text: memoryview, complete: type[Complete]) -> tuple[list[Struct], list[Metadata]]:
     """All events of a JSON array, and the metadata events among them."""
     _COLLECTED.events = []
     decoded: list[Struct] = _DECODERS[complete](text)

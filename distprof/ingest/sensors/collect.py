@@ -184,7 +184,7 @@ def gpus_at_once(times: Int64Array) -> int:
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Identification of a GPU in a row, as in :class:`~distprof.run.logs.DeviceSeries`."""
+    """Identification of a GPU in a row, as in :class:`~distprof.run.logs.OfDevice`."""
 
     host: str = ""
     index: int | None = None

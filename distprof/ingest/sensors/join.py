@@ -16,11 +16,10 @@ from distprof.ingest.sensors.collect import bus_id, whole
 from distprof.run.logs import (
     Clock,
     DeviceEvent,
-    DeviceLinks,
     DeviceLog,
     DeviceSeries,
-    DeviceState,
     NcclLog,
+    OfDevice,
 )
 from distprof.run.records import RankRecords, RecordSource
 from distprof.run.run import ANOTHER_JOB, Gap, Rank, Run
@@ -269,8 +268,7 @@ def _covers(first: int, last: int, shift: int, when: Recorded, slack: int) -> bo
 
 # The join -----------------------------------------------------------------------------------------
 
-_OfDevice = TypeVar("_OfDevice", DeviceSeries, DeviceState)
-_Placed = TypeVar("_Placed", DeviceSeries, DeviceEvent, DeviceLinks, DeviceState)
+_OfDevice = TypeVar("_OfDevice", bound=OfDevice)
 # Errors up to this long before or after the recording are reported with it.
 NEAR_NS = 3_600 * NS_PER_S
 _ANY_HOST = "*"
@@ -354,12 +352,11 @@ def _of_the_models(
         """Names of the job's GPUs if this one is of another model; else empty."""
         return places.others_than(one.name, _placed(one, places, hosts).rank)
 
-    named = [(one.file, one.name, others(one)) for one in log.series]
-    named += [(one.file, one.name, others(one)) for one in log.states]
+    named = [(one.file, one.name, others(one)) for one in (*log.series, *log.states)]
     foreign = {file: (name, ours) for file, name, ours in reversed(named) if ours}
     series = tuple(one for one in log.series if not others(one))
     states = tuple(one for one in log.states if not others(one))
-    whole = set(foreign) - {one.file for one in series} - {one.file for one in states}
+    whole = set(foreign) - {one.file for one in (*series, *states)}
     refused = "The ranks ran on {}, so {} in {} is not used."
     gaps = [
         Gap(what=ANOTHER_JOB, message=refused.format(ours, theirs, file))
@@ -374,10 +371,9 @@ def _of_the_models(
     ), gaps
 
 
-def _placed(one: _Placed, places: Places, hosts: dict[str, str]) -> _Placed:
+def _placed(one: _OfDevice, places: Places, hosts: dict[str, str]) -> _OfDevice:
     """The entry with its rank, and with the host from the file name if it names none."""
     host = one.host or hosts.get(one.file, "")
-    bus = "" if isinstance(one, DeviceLinks) else one.bus_id
     if isinstance(one, DeviceEvent) and one.kind == "fabric":
         return replace(one, host=host)
     of_process = None
@@ -385,7 +381,7 @@ def _placed(one: _Placed, places: Places, hosts: dict[str, str]) -> _Placed:
         of_process = places.rank_of_process(host, one.pid)
         if one.kind in ("crash", "oom"):
             return replace(one, host=host, rank=of_process)
-    on_device = places.rank_of(host, one.index, bus, one.uuid)
+    on_device = places.rank_of(host, one.index, one.bus_id, one.uuid)
     return replace(one, host=host, rank=of_process if on_device is None else on_device)
 
 
@@ -401,10 +397,10 @@ def _known_by_sensors(log: DeviceLog) -> DeviceLog:
                 ranks.setdefault((one.host or _ANY_HOST, name), set()).add(one.rank)
                 ranks.setdefault(("", name), set()).add(one.rank)
 
-    def known(one: _Placed) -> _Placed:
+    def known(one: _OfDevice) -> _OfDevice:
         if one.rank is not None or (isinstance(one, DeviceEvent) and one.kind != "xid"):
             return one
-        names = (one.uuid, "" if isinstance(one, DeviceLinks) else one.bus_id)
+        names = (one.uuid, one.bus_id)
         places = [(host, name) for host in (one.host, _ANY_HOST) for name in names]
         found = set().union(*(ranks.get(place, ()) for place in places))
         return replace(one, rank=found.pop() if len(found) == 1 else None)

@@ -149,7 +149,6 @@ BOUND = Bound(
     num_bytes=64_000_000,
     rows=2_000_000,
     depth=1_000,
-    beyond="refused",
 )
 
 

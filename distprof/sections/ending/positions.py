@@ -15,7 +15,7 @@ from distprof.run.topology import DEFAULT_GROUPS
 from distprof.sections.ending import STUCK, EndingPosition, EndingResult
 from distprof.sections.ending.words import grouped, words
 from distprof.sections.table import counted
-from distprof.units import capitalized, format_duration, name_ranks
+from distprof.units import capitalized, format_duration, name_ranks, verb
 
 _MAX_GAP = 1_000
 """A rank can be ahead of another in one group by what NCCL buffers: some dozens of broadcasts."""
@@ -153,7 +153,7 @@ def _in_groups(waiting: Mapping[str, Sequence[EndingPosition]], output: JobOutpu
     free = sorted({*output.ranks} - held) if all(one.is_global for one in positions) else []
     if 0 < len(free) <= len(held):
         who, what = name_ranks(free), capitalized(what)
-        text = words().says("in no group", who=who, waits=_verb(free, "wait"), what=what)
+        text = words().says("in no group", who=who, waits=verb(free, "wait"), what=what)
         return _stuck("silent", text, positions, suspects=tuple(free))
     text = words().says("groups", what=what)
     return _stuck("unfinished", text, positions, alternatives=words().steps["different groups"])
@@ -178,7 +178,7 @@ def _wait_text(name: str, waiting: Sequence[EndingPosition]) -> str:
         what = _operation(max(some, key=lambda one: (bool(one.op), one.seq is not None)), shown)
         if {(one.op, one.size) for one in some} - {("", "")} == {("ALLREDUCE", "1")}:
             what += " (1 element, as in a barrier)"
-        texts.append(f"{_who(some, name)} {_verb(some, 'wait')} in {what}")
+        texts.append(f"{_who(some, name)} {verb(some, 'wait')} in {what}")
     return "; ".join(texts[:4])
 
 
@@ -226,7 +226,7 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
         return _stuck("silent", text + rest, positions, suspects=silent)
     frozen = sorted(_ranks_of("frozen", output) - {one.rank for one in waiting})
     if frozen and all(one.is_global for one in positions):
-        who = f"{capitalized(name_ranks(frozen))} {_verb(frozen, 'report')}"
+        who = f"{capitalized(name_ranks(frozen))} {verb(frozen, 'report')}"
         text += f". {words().says('frozen, too', who=who)}"
         return _stuck("unfinished", text, positions, suspects=tuple(frozen))
     if len(waiting) > 1 and all(one.op == "SEND" for one in waiting):
@@ -394,7 +394,7 @@ def _behind(
     waits = [one for one in late if one.op]
     stands = f"launched no collective after number {at:,}"
     if waits:
-        stands = f"{_verb(late, 'stand')} at {_operation(waits[0], name)}"
+        stands = f"{verb(late, 'stand')} at {_operation(waits[0], name)}"
         if at != waits[0].seq:
             stands += f" and {'have' if len(late) > 1 else 'has'} launched up to number {at:,}"
     sizes = {one.size for one in (*waits, ahead)} if waits else set()
@@ -405,7 +405,7 @@ def _behind(
         "behind",
         f"{_who(late, name)} {stands}. {'They are' if len(late) > 1 else 'It is'} "
         f"{counted(gap, 'collective')} behind {_who(others, name)}, which "
-        f"{_verb(others, 'wait')} in {_operation(ahead, name)}.",
+        f"{verb(others, 'wait')} in {_operation(ahead, name)}.",
         positions,
         ranks=tuple(one.rank for one in late if one.is_global),
         why=(f"The ranks ran different numbers of collectives{path}.",),
@@ -530,7 +530,7 @@ def _told(positions: Sequence[EndingPosition], told: set[int]) -> EndingResult |
     """Ranks that report the time-out of another, which does not report it itself."""
     if not told:
         return None
-    others = f"{_who(positions, positions[0].group)} only {_verb(positions, 'repeat')}"
+    others = f"{_who(positions, positions[0].group)} only {verb(positions, 'repeat')}"
     text = words().says("told", who=name_ranks(told), others=others)
     return _stuck("silent", text, positions, suspects=tuple(sorted(told)))
 
@@ -556,10 +556,6 @@ def _who(positions: Sequence[EndingPosition], group: str) -> str:
     ranks = sorted({one.rank for one in positions})
     inside = "" if all(one.is_global for one in positions) else f" of group {group}"
     return f"{name_ranks(ranks)}{inside}"
-
-
-def _verb(ranks: Sequence[object], plural: str) -> str:
-    return plural if len(ranks) != 1 else f"{plural}s"
 
 
 def timeout_sentences(positions: Sequence[EndingPosition]) -> Iterator[str]:

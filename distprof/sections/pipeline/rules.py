@@ -24,7 +24,7 @@ from distprof.sections.stragglers import StragglersResult
 from distprof.sections.table import counted
 from distprof.sections.training_log import TrainingLogResult
 from distprof.terms import Confidence, MeshAxis, Severity, StragglerCause
-from distprof.units import capitalized, format_duration, format_ratio, name_ranks
+from distprof.units import capitalized, format_duration, format_ratio, name_ranks, verb
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
@@ -465,11 +465,9 @@ def _who_works(position: PipelinePosition) -> str:
     ranks, ratio = name_ranks(position.ranks), position.busiest_ratio
     if ratio is None or ratio < UNEVEN / len(position.stages):
         return f"{_stages(position)} ({ranks}) works"
-    share, verb = format_ratio(ratio), "works" if len(position.ranks) == 1 else "work"
-    numbers = ", ".join(map(str, position.stages))
-    return (
-        f"Stage {position.busiest_stage} is {share} of the work of stages {numbers}: {ranks} {verb}"
-    )
+    share, numbers = format_ratio(ratio), ", ".join(map(str, position.stages))
+    busiest = f"Stage {position.busiest_stage} is {share} of the work of stages {numbers}"
+    return f"{busiest}: {ranks} {verb(position.ranks, 'work')}"
 
 
 def _stages(position: PipelinePosition) -> str:

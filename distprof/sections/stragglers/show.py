@@ -10,7 +10,7 @@ from distprof.sections.shares import latest_by_chance
 from distprof.sections.stragglers import RankStraggler, StragglerSet, words
 from distprof.sections.table import Column, TableView, counted, rows_table
 from distprof.terms import StragglerCause, StragglerPattern
-from distprof.units import capitalized, format_duration, format_ratio, name_ranks
+from distprof.units import capitalized, format_duration, format_ratio, name_ranks, verb
 
 if TYPE_CHECKING:
     from distprof.rules.base import Finding
@@ -65,8 +65,7 @@ def _whose(report: Report, late: tuple[RankStraggler, ...]) -> str:
     suspect = None if late else _suspect(report)
     named = _named_elsewhere(report)
     if suspect is None and named is not None:
-        verb = "is" if len(named.ranks) == 1 else "are"
-        return f"{name_ranks(named.ranks)} {verb} named below ({named.code})."
+        return f"{name_ranks(named.ranks)} {verb(named.ranks, 'are')} named below ({named.code})."
     if suspect is None:
         return "No single rank is responsible. Even out the work between ranks."
     share = format_ratio(suspect.lost_ns_per_step / report.stragglers.lost_ns_per_step)

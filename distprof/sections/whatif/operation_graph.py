@@ -25,25 +25,19 @@ from distprof.run.tables import numbers_in, runs_of
 from distprof.schema import Bools, Int64Array, Table
 from distprof.units import few_names
 
-KINDS = (
-    "forward-compute",
-    "backward-compute",
-    "forward-send",
-    "forward-recv",
-    "backward-send",
-    "backward-recv",
+MESSAGES = ("forward-send", "forward-recv", "backward-send", "backward-recv")
+EXCHANGES = (
+    *MESSAGES,
     "params-all-gather",
     "grads-reduce-scatter",
     "separate-grads-all-reduce",
     "layernorm-grads-all-reduce",
     "embedding-grads-all-reduce",
     "optimizer-clip-main-grad",
-    "optimizer",
-    "gc",
 )
+KINDS = ("forward-compute", "backward-compute", *EXCHANGES, "optimizer", "gc")
 """Kinds with a known place in a step; ``StepRows.kind`` is an index into them."""
 
-MESSAGES = ("forward-send", "forward-recv", "backward-send", "backward-recv")
 RowIndex = Int64Array
 
 

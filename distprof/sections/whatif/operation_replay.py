@@ -17,24 +17,13 @@ from msgspec.structs import replace
 from distprof.replay import Times, simulate
 from distprof.run.tables import runs_of
 from distprof.schema import ABSENT, Bools, Floats, Int64Array
-from distprof.sections.whatif.operation_graph import KINDS, MESSAGES, StepGraph, StepRows, graph_of
+from distprof.sections.whatif.operation_graph import EXCHANGES, KINDS, StepGraph, StepRows, graph_of
 
 CLOCK_TOLERANCE_NS = 10_000_000
 """A transfer that is more negative than this is wrong and counted as 0."""
 
 MAX_CELLS = 1_000_000
 """Operations times simulations that are in memory at once."""
-
-# The ideal length of communication is the median, that of all other kinds the mean.
-_COMMUNICATION = (
-    *MESSAGES,
-    "params-all-gather",
-    "grads-reduce-scatter",
-    "separate-grads-all-reduce",
-    "layernorm-grads-all-reduce",
-    "embedding-grads-all-reduce",
-    "optimizer-clip-main-grad",
-)
 
 Mask = Bools
 
@@ -137,8 +126,9 @@ def replay_of(rows: StepRows) -> OperationReplay:
             f"Transfers that end more than {CLOCK_TOLERANCE_NS // 10**6} ms before their last "
             f"member begins, counted as 0: {num_wrong:,}."
         )
+    # The ideal length of communication is the median, that of all other kinds the mean.
     ideal = np.zeros(len(rows), dtype=np.int64)
-    communication = {KINDS.index(kind) for kind in _COMMUNICATION}
+    communication = {KINDS.index(kind) for kind in EXCHANGES}
     for kind in np.unique(rows.kind).tolist():
         values = actual[rows.kind == kind]
         middle = np.median(values) if kind in communication else values.mean()

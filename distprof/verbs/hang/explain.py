@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from distprof.sections.ending.words import words
-from distprof.units import capitalized, format_duration, name_ranks
+from distprof.units import capitalized, format_duration, name_ranks, verb
 from distprof.verbs.hang import HangEvidence, HangKind, HangState, Stop
 from distprof.verbs.hang.divergence import Point, waits
 from distprof.verbs.hang.roots import Root
@@ -132,17 +132,13 @@ def _sentence(root: Root, evidence: HangEvidence) -> str:
         return words().says(point.kind, what=what, who=who)
     if point.kind is not HangKind.NEVER_LAUNCHED:
         return _unfinished_sentence(root, what)
-    waiting = f"{name_ranks(point.waiting)} {_verb(point.waiting, 'wait')}"
+    waiting = f"{name_ranks(point.waiting)} {verb(point.waiting, 'wait')}"
     if root.has_dump:
         return f"{who} never launched {what}, and {waiting}."
     why = "dead, or too stuck to write one"
     if set(root.ranks) <= evidence.failed.keys():
         why = evidence.failed[root.ranks[0]]
     return f"{waiting} in {what}, and {who} left no dump: {why}."
-
-
-def _verb(ranks: Collection[int], plural: str) -> str:
-    return f"{plural}s" if len(ranks) == 1 else plural
 
 
 def _unfinished_sentence(root: Root, what: str) -> str:
@@ -166,8 +162,8 @@ def _why(found: Diagnosis, first: Root, evidence: HangEvidence) -> Iterator[str]
     others = sorted(behind & waits(found.points).keys())
     if others and not first.in_circle:
         who, culprits = (capitalized(name_ranks(ranks)) for ranks in (others, found.culprits))
-        yield f"{who} also {_verb(others, 'lag')}, but {_verb(others, 'wait')} for others."
-        yield f"{culprits} {_verb(found.culprits, 'wait')} for no rank."
+        yield f"{who} also {verb(others, 'lag')}, but {verb(others, 'wait')} for others."
+        yield f"{culprits} {verb(found.culprits, 'wait')} for no rank."
     if found.unfinished is not None:
         who = capitalized(name_ranks(found.unfinished.missing))
         yield words().says("did not finish", who=who, what=operation_text(found.unfinished))

@@ -242,7 +242,7 @@ FILE_NAME = re.compile(r"\d{20}-[0-9a-f]{24}\.parquet")
 """Name of a file with one summary: end of the run, and digest of the content."""
 MERGED_NAME = re.compile(r"merged-[0-9a-f]{24}\.parquet")
 """Name of a file with merged summaries."""
-BOUND = Bound(reads="a file of a history", num_bytes=1 << 28, beyond="refused")
+BOUND = Bound(reads="a file of a history", num_bytes=1 << 28)
 _HARMLESS = ("README", "README.md", "desktop.ini", "lost+found")
 
 

@@ -44,7 +44,6 @@ BOUND = Bound(
     reads="a layout for distprof plan --lint",
     num_bytes=_MOST_BYTES,
     depth=100,
-    beyond="refused",
     seconds_per_mb=30,
 )
 

@@ -20,6 +20,7 @@ from distprof.units import (
     format_ratio,
     name_ranks,
     signed_ratio,
+    verb,
 )
 from distprof.verbs import Displayed
 from distprof.verbs.watch import ON, WINDOW
@@ -193,8 +194,7 @@ def watch_verdict(report: WatchReport) -> str:
     """The most important fact about the job now, in one sentence."""
     if report.lost:
         ranks = capitalized(name_ranks(each.rank for each in report.lost))
-        verb = "is" if len(report.lost) == 1 else "are"
-        lost = f"{ranks} {verb} lost: {report.lost[0].evidence}."
+        lost = f"{ranks} {verb(report.lost, 'are')} lost: {report.lost[0].evidence}."
         return f"{_after(report)} {lost}".lstrip()
     if _after(report):
         return _after(report)

@@ -13,11 +13,7 @@ _MOST_HOSTS = 3
 
 
 def has_log(nccl: NcclResult) -> bool:
-    """Whether a log was read; False for jobs that do not use NCCL.
-
-    Raises:
-        InsufficientEvidenceError: If the job uses NCCL but has no log.
-    """
+    """Whether a log was read; False for jobs that do not use NCCL. Raises if others have none."""
     if nccl.is_missing:
         raise InsufficientEvidenceError(NO_LOG)
     return nccl.num_files > 0
@@ -26,11 +22,7 @@ def has_log(nccl: NcclResult) -> bool:
 def connections(
     nccl: NcclResult, where: str, wanted: Callable[[NcclTransport], bool]
 ) -> tuple[int, int]:
-    """Line counts of the selected connections and of all connections, between or inside nodes.
-
-    Raises:
-        InsufficientEvidenceError: If the log names no connection.
-    """
+    """Line counts of the selected connections and of all connections, between or inside nodes."""
     if not has_log(nccl):
         return 0, 0
     if not nccl.transports:

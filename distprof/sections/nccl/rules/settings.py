@@ -12,7 +12,7 @@ from distprof.sections.nccl.rules import connections, has_log, only_on, said, se
 from distprof.sections.sharding import ShardingResult
 from distprof.sections.table import counted
 from distprof.terms import Confidence, NcclRemark, Severity
-from distprof.units import few_names
+from distprof.units import few_names, verb
 
 
 @rule("COM122", Severity.INFO, costs_time=False)
@@ -46,9 +46,9 @@ def forced_nccl_settings(
     parts = [f"{name}={value} ({what})" for name, (value, what) in named.items()]
     is_only_known = nccl.num_files > 0 and not nccl.num_texts  # nothing shows what NCCL uses
     is_heavy = is_only_known or bool(named.keys() & {*SAYS["inside"], "NCCL_IB_HCA"})
-    verb = "restricts" if len(parts) == 1 else "restrict"
+    settings = counted(len(parts), "setting")
     yield Draft(
-        headline=f"{counted(len(parts), 'setting')} of the environment {verb} NCCL",
+        headline=f"{settings} of the environment {verb(parts, 'restrict')} NCCL",
         message=f"{' and '.join(parts)}.",
         fix=advice("forced-nccl-settings"),
         confidence=Confidence.MEASURED,

@@ -21,7 +21,7 @@ from distprof.sections.stragglers import (
 )
 from distprof.sections.time import StepTimeResult
 from distprof.terms import Confidence, Severity, StragglerCause, StragglerPattern
-from distprof.units import capitalized, fold_ranks, format_duration, format_ratio, name_ranks
+from distprof.units import capitalized, fold_ranks, format_duration, format_ratio, name_ranks, verb
 
 _Slow = RankStraggler | StragglerSet
 
@@ -209,9 +209,8 @@ def _who_waits(found: _Slow) -> tuple[str, str]:
 def _holds_up(found: _Slow, how: str = "") -> str:
     """For example ``Rank 6 holds the others up: 33.6 % of each step``."""
     ranks = found.ranks if isinstance(found, StragglerSet) else (found.rank,)
-    verb = "holds" if len(ranks) == 1 else "hold"
     share = f"{format_ratio(found.share_of_step_ratio)} of each step"
-    return f"{capitalized(few_ranks(ranks))} {verb} the others up{how}: {share}"
+    return f"{capitalized(few_ranks(ranks))} {verb(ranks, 'hold')} the others up{how}: {share}"
 
 
 @rule(

@@ -12,7 +12,7 @@ from distprof.sections.shares import WIDER_WAIT
 from distprof.sections.stragglers import SequenceImbalance, StragglersResult, words
 from distprof.sections.whatif import Cause, CauseKind, WhatIfResult, causes_of, limiting_stage
 from distprof.terms import Confidence, Severity
-from distprof.units import capitalized, format_duration, format_ratio, name_ranks
+from distprof.units import capitalized, format_duration, format_ratio, name_ranks, verb
 
 NAMED_RATIO = 1.08
 """Imbalance of stages from which `unequal-stages` names the longest."""
@@ -74,9 +74,8 @@ def _because(whatif: WhatIfResult, cause: Cause) -> str:
     match cause.kind:
         case CauseKind.WORKERS:
             ranks = cause.scenario.ranks
-            explain = "explains" if len(ranks) == 1 else "explain"
             return (
-                f"{name_ranks(ranks)}, the slowest 3 % of the workers, {explain}"
+                f"{name_ranks(ranks)}, the slowest 3 % of the workers, {verb(ranks, 'explain')}"
                 f" {format_ratio(cause.share)} of the slowdown."
             )
         case CauseKind.STAGES:
