@@ -14,6 +14,7 @@ from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 
 from msgspec.structs import replace
 
@@ -141,7 +142,7 @@ def _without_title(output: JobOutput) -> JobOutput:
     """What a job printed, without the title of a thread over it, if it shows a cause itself."""
     apart = {file for file, lines in output.ends.items() if lines[1:2] == ("",)}
     first = [e for e in said_in(output) if e.line == 1]
-    titles = [e for e in first if e.file in apart or words().search("title", e.text)]
+    titles = [e for e in first if e.file in apart or _is_title(e)]
     own = replace(output, events=tuple(e for e in output.events if e not in titles))
     later = {e.name: e.fields.keys() for e in said_in(own) if e.line > 1}
     again = [e for e in titles if e.name in later and e.fields.keys() <= later[e.name]]
@@ -151,8 +152,7 @@ def _without_title(output: JobOutput) -> JobOutput:
         return own
     below = (*said_in(own), *_of(own, "closing", "ignored"))
     told = "title and error" if any(max(e.line, e.again) > 1 for e in below) else "title"
-    named = [e for e in titles if words().search("title", e.text)]
-    marked = (replace(e, fields={**e.fields, "title": told}) if e in named else e
+    marked = (replace(e, fields={**e.fields, "title": told}) if e in titles and _is_title(e) else e
               for e in output.events)  # fmt: skip
     return replace(output, events=tuple(marked))
 
@@ -827,41 +827,34 @@ _WORDS: dict[str, Callable[[OutputEvent], tuple[str, tuple[str, ...]]]] = {
 def _signal(event: OutputEvent) -> str:
     """Name of the signal that ended a process; empty if it exited by itself."""
     named = event.fields.get("signal", "")
-    code = event.number("code")
-    number = event.number("number") or (-code if code and code < 0 else 0)
-    if code is not None and 128 < code <= 128 + 64:
-        number = code - 128
+    code = event.number("code") or 0
+    number = event.number("number") or (code - 128 if 128 < code <= 128 + 64 else max(-code, 0))
     said = words().signals.get(event.fields.get("what", "").capitalize())
-    said = said or words().windows.get(f"0x{(code or 0) & 0xFFFFFFFF:X}")
+    said = said or words().windows.get(f"0x{code & 0xFFFFFFFF:X}")
     return named or said or (_SIGNALS.get(number, f"signal {number}") if number else "")
 
 
 def _exits(output: JobOutput) -> list[OutputEvent]:
     """Ends of processes, those that a launcher calls the first failure before others."""
     order = words().kinds["ends"]
-    cancelled = {e.file: e.line for e in reversed(_of(output, "cancelled"))}
+    ends = {e.file: e.line for e in reversed(_of(output, "cancelled"))}
     whole = {e.file: e.line for e in _of(output, "cancelled") if e.fields.get("what") == "JOB"}
     ended = ("SIGTERM", "SIGKILL")  # by torchrun, too: the second after 30 s
     first = min((e.fields["time"] for e in _of(output, "exit") if "time" in e.fields), default="")
     later = (e for e in _of(output, "exit") if e.fields.get("time", first) > first)
     swept = {e.fields.get("pid") for e in later if _signal(e) in ended} - {None}
-    exits = [
-        e
-        for e in _of(output, *order)
-        if e.line <= whole.get(e.file, e.line)
-        and e.fields.get("pid") not in swept
-        and (_signal(e) not in ended or e.line < cancelled.get(e.file, e.line + 1))
-    ]
+    found = (e for e in _of(output, *order) if e.line <= whole.get(e.file, e.line))
+    found = (e for e in found if e.fields.get("pid") not in swept)
+    exits = [e for e in found if _signal(e) not in ended or e.line < ends.get(e.file, e.line + 1)]
     if all(e.at_s is not None for e in exits):
         exits.sort(key=lambda e: e.at_s or 0.0)
     return sorted(exits, key=lambda e: ("root" not in e.fields, order.index(e.yields)))
 
 
 def _listed(event: OutputEvent) -> tuple[int, ...]:
-    ranks: list[int] = list(event.ranks())
-    for first, last in re.findall(r"(\d{1,7})-(\d{1,7})", event.fields.get("ranks", "")):
-        ranks += range(int(first), min(int(last), int(first) + 4096) + 1)
-    return tuple(sorted(set(ranks)))
+    spans = re.findall(r"(\d{1,7})-(\d{1,7})", event.fields.get("ranks", ""))
+    listed = (range(int(one), min(int(last), int(one) + 4096) + 1) for one, last in spans)
+    return tuple(sorted({*event.ranks(), *chain.from_iterable(listed)}))
 
 
 def _killed(output: JobOutput) -> EndingResult | None:
@@ -1391,15 +1384,8 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
 def _cut(output: JobOutput, kind: str = "cut") -> EndingResult | None:
     is_survived = _survived(output)
     wraps = [e for e in _of(output, "exception", "error") if not _is_own(e)]
-    events = (
-        event
-        for event in _of(output, kind)
-        if not (
-            is_survived(event)
-            or _is_launchers(event)
-            or any(_is_near(e, event, _TO_NEXT) for e in wraps)
-        )
-    )
+    events = (e for e in _of(output, kind) if not (is_survived(e) or _is_launchers(e)))
+    events = (e for e in events if not any(_is_near(one, e, _TO_NEXT) for one in wraps))
     event = min(events, key=lambda e: (e.rank is None, "type" not in e.fields), default=None)
     if event is None:
         return None
