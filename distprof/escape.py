@@ -152,9 +152,9 @@ def glued(text: str) -> str:
     return _UNIT.sub("\u00a0", text)
 
 
-def few_ranks(ranks: Collection[int]) -> str:
+def few_ranks(ranks: Collection[int], width: int = 20) -> str:
     """For example ``rank 3`` or ``ranks 0-3``, in few characters."""
-    return f"rank{'' if len(ranks) == 1 else 's'} {short_ranks(ranks, 20)}"
+    return f"rank{'' if len(ranks) == 1 else 's'} {short_ranks(ranks, width)}"
 
 
 def short_ranks(ranks: Collection[int], width: int = 40) -> str:

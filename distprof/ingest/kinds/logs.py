@@ -197,7 +197,7 @@ def _with_other_lines(run: Run) -> Run:
     with suppress(InputError):  # no line about the start or the end
         output = read_job_output(run.source) if files else JobOutput()
         kinds = {event.yields for event in output.events}
-        if _STARTS & kinds and not (is_quoted and kinds == {"setup"}):
+        if _STARTS & kinds and not (is_quoted and kinds <= {"setup", "interfaces"}):
             run = run.having(output)
     found = next((path for path in files if TRAINING_LOG.fits(path)), None)
     return run if found is None else TRAINING_LOG.joined(run, found)

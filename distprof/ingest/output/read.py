@@ -108,13 +108,7 @@ class Reader:
         self._timed = 0  # up to which place of the present block
 
     def take_file(self, path: str, shown: str, rank: int | None) -> None:
-        """Read one file.
-
-        Args:
-            path: Path or URL.
-            shown: Its name in reports.
-            rank: Rank that wrote it; None if its name does not say.
-        """
+        """Read a file or URL that reports call ``shown``; its rank is None if no name tells it."""
         try:
             with opened(path) as stream:
                 blocks = Blocks(stream)

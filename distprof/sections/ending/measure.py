@@ -146,6 +146,7 @@ def _without_title(output: JobOutput) -> JobOutput:
     own = replace(output, events=tuple(e for e in output.events if e not in titles))
     later = {e.name: e.fields.keys() for e in said_in(own) if e.line > 1}
     again = [e for e in titles if e.name in later and e.fields.keys() <= later[e.name]]
+    again += [e for e in titles if e.yields == "nan" and _of(own, "nan")]
     is_told = "store" in {e.yields for e in titles} & {e.yields for e in own.events}
     is_told = is_told or any(e.file in apart for e in again)
     if not titles or is_told or any(cause(own) for cause in _ROOTS):
@@ -193,7 +194,10 @@ def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
     ]
     listed = said_in(replace(output, events=events))
     left = {e.file for e in listed if e.line <= ends.get(e.file, 0) and not _is_title(e)}
-    told = (f"{file} holds earlier runs, too, which are left out." for file in ends if file in left)
+    told = [f"{file} holds earlier runs, too, which are left out." for file in ends if file in left]
+    finished = {e.file for e in events if e.yields == "finished"}
+    titles = (e for e in events if _is_title(e) and e.file in finished & ends.keys())
+    told += [words().said["title after"].format(line=ends[e.file]) for e in titles]
     order = {file: number for number, file in enumerate(output.files)}
     if left:  # some came again
         kept = sorted(kept, key=lambda e: (order.get(e.file, 0), e.line))
@@ -1109,6 +1113,9 @@ def _store(output: JobOutput) -> EndingResult | None:
         return None
     told = ("elapsed", "address", "other", "joined")
     event = next((e for name in told for e in events if name in e.fields), events[0])
+    unconnected = [e for e in _of(output, "network") if "onnect" in e.name + e.text]
+    if unconnected and not {"address", "sender"} & event.fields.keys():
+        return _peer(output)  # it explains why a key was never written
     says = _row(event).says.format_map(event.fields)
     fields = event.fields
     who = "a process" if event.rank is None else f"rank {event.rank}"
@@ -1175,8 +1182,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
     if event.yields != "network":  # NCCL names the reason after the error
         whole = (event, replace(event, rank=None))
         networks = (e for e in events if e.yields == "network")
-        near = (e for e in networks if any(_is_near(one, e, _TO_NEXT) for one in whole))
-        event = next(near, event)
+        close = (e for e in networks if any(_is_near(one, e, _TO_NEXT) for one in whole))
+        event = next(close, event)
     if event.yields != "network":
         same = [e for e in events if e.yields == event.yields]
         named = (
@@ -1192,7 +1199,7 @@ def _peer(output: JobOutput) -> EndingResult | None:
     whom = f" ({peer})" if peer else ""
     is_named = victims and (event.rank is not None or event.yields != "network")
     who = capitalized(name_ranks(victims)) if is_named else "A process"
-    if {"how", "target"} & event.fields.keys():
+    if {"how", "target"} & event.fields.keys() or event.name == "nccl-connect":
         target = f" ({event.fields['target']})" if "target" in event.fields else whom
         what = event.fields.get("what", "connection refused")
         line = f"{who} could not connect to another rank{target}: {what}."
@@ -1230,6 +1237,13 @@ def _peer(output: JobOutput) -> EndingResult | None:
     if event.name == "nccl-cuda":  # this is the warning that names the call
         steps = () if advice else advice_on("device", line)
     steps = (*advice, *steps[1:]) if advice and event.yields == "network" else (*advice, *steps)
+    listed = "".join(e.fields["listed"] for e in _of(output, "interfaces"))
+    cards = dict(re.findall(r"([\w.@-]+):(\S+?)<", listed)).items()
+    near = [name for name, at in cards if words().search("local", f"{name}:{at}")]
+    shared = [name for name, _ in cards if name not in near]
+    if near and shared and "connect to" in line:
+        tail = f" {words().says('near', near=', '.join(near))}."
+        steps = (f"Set NCCL_SOCKET_IFNAME={shared[0]} on every host.", *steps)
     return replace(_made(event.yields, line + tail, event, *steps, ranks=()), suspects=suspects)
 
 
@@ -1609,7 +1623,8 @@ def _complained(output: JobOutput) -> EndingResult | None:
     if words().search("native_frames", "\n".join(next(iter(output.ends.values()), ()))):
         shown, lacks = "", "Its native stack, of a debugger, names no call that is known to wait"
     text = f"the job is said to stand still{at.says if at else ''}{found}. {shown}{lacks}"
-    said = _undecided("complaint", text, "complaint")
+    is_test = words().search("tests", "\n".join((said_by(output), *output.end_lines)))
+    said = _undecided("complaint", text, "tests" if is_test else "complaint")
     return replace(said, next_steps=(*((at.text,) if at else ()), *said.next_steps))
 
 
