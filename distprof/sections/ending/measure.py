@@ -109,7 +109,8 @@ def diagnose_output(output: JobOutput) -> EndingResult:
         found = _amid(found, longer, *words().steps["long work"])
     found = _once_finished(found, whole, _why_mixed(output) if cause is _mixed else "")
     events = said_in(output)
-    failed = {event.rank for event in events if event.rank is not None} - set(found.ranks)
+    told = (e for e in events if e.name != "elastic-failure" or _signal(e) != "SIGTERM")
+    failed = {event.rank for event in told if event.rank is not None} - set(found.ranks)
     return replace(
         found,
         num_followers=len(failed) if found.state == FAILED else 0,
@@ -573,7 +574,11 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
         line = f"{told}: {line}"
     for one, several in words().several.items() if len(ranks) > 1 else ():
         line = line.replace(one, several)
+    root = _root(output)
     who = capitalized(name_ranks(ranks)) if ranks else "A process"
+    is_one = len({_key(e) for e in events if e.rank is None}) == 1
+    if root is not None and (ranks == (root.rank,) if ranks else is_one):
+        who, ranks = _subject(root), (root.rank or 0,)
     others = [e for e in said_in(output) if e.rank not in (None, *ranks)]
     is_before = all(e.line > event.line or e.file != event.file for e in others)
     first = " first" if others and is_before and len(ranks) == 1 else ""
@@ -585,6 +590,14 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
         why=(f"Its last own call was {place}.",) if place else (),
         ranks=ranks,
     )
+
+
+def _root(output: JobOutput) -> OutputEvent | None:
+    """The rank that exited by itself, and first, if the tables of launchers name one."""
+    exits = [e for e in _of(output, "exit") if "time" in e.fields and not _signal(e)]
+    first = min((e.fields["time"] for e in exits), default="")
+    firsts = [e for e in exits if e.fields["time"] == first and e.rank is not None]
+    return firsts[0] if len(firsts) == 1 and "root" in firsts[0].fields else None
 
 
 def _after_a_timeout(output: JobOutput) -> list[OutputEvent]:
@@ -863,14 +876,15 @@ def _listed(event: OutputEvent) -> tuple[int, ...]:
 
 def _killed(output: JobOutput) -> EndingResult | None:
     """A process that a signal ended; what ends after a time-out, and an abort, only follows."""
-    before = _of(output, "frozen", "timeout", "position", "nccl")
-    before = [e for e in before if e.yields != "nccl" or "uda" in e.fields.get("type", "")]
-    late = {e.file: e.line for e in reversed(before)}
+    failed = [e for e in _of(output, "nccl") if "uda" in e.fields.get("type", "")]
+    before = sorted((*_of(output, "frozen", "timeout", "position"), *failed), key=lambda e: -e.line)
+    late = {e.file: e.line for e in before}
     aborts = {e.file: e.line for e in reversed(_exits(output))
               if _signal(e) == "SIGABRT" and e.line > late.get(e.file, e.line)}  # fmt: skip
     exits = (e for e in _exits(output) if _signal(e) in _FATAL)
     exits = (e for e in exits if e.line <= aborts.get(e.file, e.line))
-    after = ("died", "job_exit") if _of(output, "nccl") else ("died",)
+    after = ("died", "job_exit") if failed else ("died",)
+    exits = (e for e in exits if e.yields != "job_exit" or not failed or e.file in late)
     found = (e for e in exits if e.yields not in after or e.line <= late.get(e.file, e.line))
     event = next(found, None)
     return None if event is None else _ended(event, output)
