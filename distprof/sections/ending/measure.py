@@ -1172,7 +1172,8 @@ def _store(output: JobOutput) -> EndingResult | None:
     if named is not None:
         what += ", because it cannot resolve that name"
         steps = _told(named)[1]
-    found = _stuck("store", what, event, *advice_on("store", what), *steps)
+    advice = advice_on("store", what)
+    found = _stuck("store", what, event, *advice, *steps[bool(advice) :])
     return found if sender is None or is_member else replace(found, suspects=(sender,))
 
 
