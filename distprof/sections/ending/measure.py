@@ -42,7 +42,7 @@ from distprof.units import capitalized, format_bytes, format_duration, name_rank
 _MAX_LINES = 200
 _MAX_QUOTE = 200
 _MAX_SAID = 110
-_MAX_NAME, _SHORT_NAME = 48, 40  # of a tensor: its graph stands before it
+_MAX_NAME = 48  # of a tensor: its graph stands before it
 _LINES_AFTER = {"ddp-first-iteration": 3}
 """Lines after a stage in which a text still ends there, if training continues right after it."""
 
@@ -1043,7 +1043,8 @@ def _missing(output: JobOutput) -> EndingResult | None:
         return _stuck("mismatch", f"ranks submitted different tensors: {lacks}", event)
     tensor = next(iter(absent.values()))[0].rpartition("/then/")[2]
     tensor = tensor if len(tensor) <= _MAX_NAME else tensor.rpartition("/")[2]
-    what = f"never launched {tensor if len(tensor) <= _MAX_NAME else f'…{tensor[-_SHORT_NAME:]}'}"
+    what = tensor if len(tensor) <= _MAX_NAME else f"a collective of the others ({tensor})"
+    what = f"never launched {what}"
     if "seq" in fields:
         what = f"never launched {_launch(event)} {fields['seq']}"
     what = words().absent.get(event.name, what)
