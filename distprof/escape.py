@@ -116,7 +116,9 @@ _CLAUSES = (
 """Ends of clauses, the strongest first."""
 
 _LEAST_CLAUSE = 24  # Characters below which a clause says too little
-_BARE = re.compile(r"(?:: \w{1,60}(?:Error|Exception)|^Ranks \S+ failed| failed in NCCL)$")
+_BARE = re.compile(  # … as these do
+    r"(?:: \w{1,60}(?:Error|Exception)|^Ranks? \S+(?: on \S+)? failed(?: first)?| failed in NCCL)$"
+)
 _MESSAGE = re.compile(r"(?:Error|Exception): ")  # of an exception: its commas end no clause
 
 

@@ -410,7 +410,7 @@ def _is_output(path: str, *, is_alone: bool) -> bool:
         least = 1 + ("calls" in found)
         foreign = foreign_format(Path(path).name, beginning(path, _SMALL))
         if found & {"complaint", "silence"}:
-            is_other = foreign is not None and not foreign.name.startswith(_OF_A_RUN)
+            return is_alone and (foreign is None or foreign.name.startswith(_OF_A_RUN))
         else:
             is_other = foreign is not None or fits_nccl_log(path)
             is_other = is_other or fits_training_log(path, least=least)

@@ -14,6 +14,7 @@ from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 
 from msgspec.structs import replace
 
@@ -108,7 +109,8 @@ def diagnose_output(output: JobOutput) -> EndingResult:
         found = _amid(found, longer, *words().steps["long work"])
     found = _once_finished(found, whole, _why_mixed(output) if cause is _mixed else "")
     events = said_in(output)
-    failed = {event.rank for event in events if event.rank is not None} - set(found.ranks)
+    told = (e for e in events if e.name != "elastic-failure" or _signal(e) != "SIGTERM")
+    failed = {event.rank for event in told if event.rank is not None} - set(found.ranks)
     return replace(
         found,
         num_followers=len(failed) if found.state == FAILED else 0,
@@ -141,7 +143,7 @@ def _without_title(output: JobOutput) -> JobOutput:
     """What a job printed, without the title of a thread over it, if it shows a cause itself."""
     apart = {file for file, lines in output.ends.items() if lines[1:2] == ("",)}
     first = [e for e in said_in(output) if e.line == 1]
-    titles = [e for e in first if e.file in apart or words().search("title", e.text)]
+    titles = [e for e in first if e.file in apart or _is_title(e)]
     own = replace(output, events=tuple(e for e in output.events if e not in titles))
     later = {e.name: e.fields.keys() for e in said_in(own) if e.line > 1}
     again = [e for e in titles if e.name in later and e.fields.keys() <= later[e.name]]
@@ -152,8 +154,7 @@ def _without_title(output: JobOutput) -> JobOutput:
         return own
     below = (*said_in(own), *_of(own, "closing", "ignored"))
     told = "title and error" if any(max(e.line, e.again) > 1 for e in below) else "title"
-    named = [e for e in titles if words().search("title", e.text)]
-    marked = (replace(e, fields={**e.fields, "title": told}) if e in named else e
+    marked = (replace(e, fields={**e.fields, "title": told}) if e in titles and _is_title(e) else e
               for e in output.events)  # fmt: skip
     return replace(output, events=tuple(marked))
 
@@ -573,7 +574,11 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
         line = f"{told}: {line}"
     for one, several in words().several.items() if len(ranks) > 1 else ():
         line = line.replace(one, several)
+    root = _root(output)
     who = capitalized(name_ranks(ranks)) if ranks else "A process"
+    is_one = len({_key(e) for e in events if e.rank is None}) == 1
+    if root is not None and (ranks == (root.rank,) if ranks else is_one):
+        who, ranks = _subject(root), (root.rank or 0,)
     others = [e for e in said_in(output) if e.rank not in (None, *ranks)]
     is_before = all(e.line > event.line or e.file != event.file for e in others)
     first = " first" if others and is_before and len(ranks) == 1 else ""
@@ -585,6 +590,14 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
         why=(f"Its last own call was {place}.",) if place else (),
         ranks=ranks,
     )
+
+
+def _root(output: JobOutput) -> OutputEvent | None:
+    """The rank that exited by itself, and first, if the tables of launchers name one."""
+    exits = [e for e in _of(output, "exit") if "time" in e.fields and not _signal(e)]
+    first = min((e.fields["time"] for e in exits), default="")
+    firsts = [e for e in exits if e.fields["time"] == first and e.rank is not None]
+    return firsts[0] if len(firsts) == 1 and "root" in firsts[0].fields else None
 
 
 def _after_a_timeout(output: JobOutput) -> list[OutputEvent]:
@@ -831,53 +844,47 @@ _WORDS: dict[str, Callable[[OutputEvent], tuple[str, tuple[str, ...]]]] = {
 def _signal(event: OutputEvent) -> str:
     """Name of the signal that ended a process; empty if it exited by itself."""
     named = event.fields.get("signal", "")
-    code = event.number("code")
-    number = event.number("number") or (-code if code and code < 0 else 0)
-    if code is not None and 128 < code <= 128 + 64:
-        number = code - 128
+    code = event.number("code") or 0
+    number = event.number("number") or (code - 128 if 128 < code <= 128 + 64 else max(-code, 0))
     said = words().signals.get(event.fields.get("what", "").capitalize())
-    said = said or words().windows.get(f"0x{(code or 0) & 0xFFFFFFFF:X}")
+    said = said or words().windows.get(f"0x{code & 0xFFFFFFFF:X}")
     return named or said or (_SIGNALS.get(number, f"signal {number}") if number else "")
 
 
 def _exits(output: JobOutput) -> list[OutputEvent]:
     """Ends of processes, those that a launcher calls the first failure before others."""
     order = words().kinds["ends"]
-    cancelled = {e.file: e.line for e in reversed(_of(output, "cancelled"))}
+    ends = {e.file: e.line for e in reversed(_of(output, "cancelled"))}
     whole = {e.file: e.line for e in _of(output, "cancelled") if e.fields.get("what") == "JOB"}
     ended = ("SIGTERM", "SIGKILL")  # by torchrun, too: the second after 30 s
     first = min((e.fields["time"] for e in _of(output, "exit") if "time" in e.fields), default="")
     later = (e for e in _of(output, "exit") if e.fields.get("time", first) > first)
     swept = {e.fields.get("pid") for e in later if _signal(e) in ended} - {None}
-    exits = [
-        e
-        for e in _of(output, *order)
-        if e.line <= whole.get(e.file, e.line)
-        and e.fields.get("pid") not in swept
-        and (_signal(e) not in ended or e.line < cancelled.get(e.file, e.line + 1))
-    ]
+    found = (e for e in _of(output, *order) if e.line <= whole.get(e.file, e.line))
+    found = (e for e in found if e.fields.get("pid") not in swept)
+    exits = [e for e in found if _signal(e) not in ended or e.line < ends.get(e.file, e.line + 1)]
     if all(e.at_s is not None for e in exits):
         exits.sort(key=lambda e: e.at_s or 0.0)
     return sorted(exits, key=lambda e: ("root" not in e.fields, order.index(e.yields)))
 
 
 def _listed(event: OutputEvent) -> tuple[int, ...]:
-    ranks: list[int] = list(event.ranks())
-    for first, last in re.findall(r"(\d{1,7})-(\d{1,7})", event.fields.get("ranks", "")):
-        ranks += range(int(first), min(int(last), int(first) + 4096) + 1)
-    return tuple(sorted(set(ranks)))
+    spans = re.findall(r"(\d{1,7})-(\d{1,7})", event.fields.get("ranks", ""))
+    listed = (range(int(one), min(int(last), int(one) + 4096) + 1) for one, last in spans)
+    return tuple(sorted({*event.ranks(), *chain.from_iterable(listed)}))
 
 
 def _killed(output: JobOutput) -> EndingResult | None:
     """A process that a signal ended; what ends after a time-out, and an abort, only follows."""
-    before = _of(output, "frozen", "timeout", "position", "nccl")
-    before = [e for e in before if e.yields != "nccl" or "uda" in e.fields.get("type", "")]
-    late = {e.file: e.line for e in reversed(before)}
+    failed = [e for e in _of(output, "nccl") if "uda" in e.fields.get("type", "")]
+    before = sorted((*_of(output, "frozen", "timeout", "position"), *failed), key=lambda e: -e.line)
+    late = {e.file: e.line for e in before}
     aborts = {e.file: e.line for e in reversed(_exits(output))
               if _signal(e) == "SIGABRT" and e.line > late.get(e.file, e.line)}  # fmt: skip
     exits = (e for e in _exits(output) if _signal(e) in _FATAL)
     exits = (e for e in exits if e.line <= aborts.get(e.file, e.line))
-    after = ("died", "job_exit") if _of(output, "nccl") else ("died",)
+    after = ("died", "job_exit") if failed else ("died",)
+    exits = (e for e in exits if e.yields != "job_exit" or not failed or e.file in late)
     found = (e for e in exits if e.yields not in after or e.line <= late.get(e.file, e.line))
     event = next(found, None)
     return None if event is None else _ended(event, output)
@@ -1035,7 +1042,9 @@ def _missing(output: JobOutput) -> EndingResult | None:
         )
         return _stuck("mismatch", f"ranks submitted different tensors: {lacks}", event)
     tensor = next(iter(absent.values()))[0].rpartition("/then/")[2]
-    what = f"never launched {tensor if len(tensor) <= _MAX_NAME else tensor.rpartition('/')[2]}"
+    tensor = tensor if len(tensor) <= _MAX_NAME else tensor.rpartition("/")[2]
+    what = tensor if len(tensor) <= _MAX_NAME else f"a collective of the others ({tensor})"
+    what = f"never launched {what}"
     if "seq" in fields:
         what = f"never launched {_launch(event)} {fields['seq']}"
     what = words().absent.get(event.name, what)
@@ -1165,7 +1174,8 @@ def _store(output: JobOutput) -> EndingResult | None:
     if named is not None:
         what += ", because it cannot resolve that name"
         steps = _told(named)[1]
-    found = _stuck("store", what, event, *advice_on("store", what), *steps)
+    advice = advice_on("store", what)
+    found = _stuck("store", what, event, *advice, *steps[bool(advice) :])
     return found if sender is None or is_member else replace(found, suspects=(sender,))
 
 
@@ -1405,15 +1415,8 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
 def _cut(output: JobOutput, kind: str = "cut") -> EndingResult | None:
     is_survived = _survived(output)
     wraps = [e for e in _of(output, "exception", "error") if not _is_own(e)]
-    events = (
-        event
-        for event in _of(output, kind)
-        if not (
-            is_survived(event)
-            or _is_launchers(event)
-            or any(_is_near(e, event, _TO_NEXT) for e in wraps)
-        )
-    )
+    events = (e for e in _of(output, kind) if not (is_survived(e) or _is_launchers(e)))
+    events = (e for e in events if not any(_is_near(one, e, _TO_NEXT) for one in wraps))
     event = min(events, key=lambda e: (e.rank is None, "type" not in e.fields), default=None)
     if event is None:
         return None
