@@ -92,7 +92,7 @@ def parse_machines(text: str) -> Machines:
     every = [block for several in blocks.values() for block in several]
     notes = tuple(
         f"A matrix of nvidia-smi topo -m{f' of {block.host}' if block.host else ''} lacks the rows "
-        f"of {block.num_missing_gpus} of {block.num_gpus} GPUs, which are left out."
+        f"of {block.num_missing_gpus} of {len(block.gpus)} GPUs, which are left out."
         for block in every
         if block.num_missing_gpus
     )
@@ -158,42 +158,36 @@ class _Block(msgspec.Struct):
             return
         known = len(list(takewhile(_SAYS["path"].fullmatch, cells[:width])))
         if known < width and known + 1 >= len(cells) and self.num_missing_gpus == 1:  # cut off
-            column = self.names.index(name)  # a path is the same both ways
-            rest = [self.rows[other][column] if other in self.rows else "" for other in self.names]
-            cells, known = [*cells[:known], *rest[known:]], width
+            cells, known = [*cells[:known], *self._column(name)[known:]], width
         if known == width:
             self.rows[name] = cells[:width]
             self.affinity[name] = cells[width:]
 
     def shown(self) -> _Block:
         """The part of the matrix that has rows, without GPUs whose rows are cut off."""
-        kept = [
-            place
-            for place, name in enumerate(self.names)
-            if name in self.rows or not _SAYS["gpu"].fullmatch(name)
-        ]
+        names = [name for name in self.names if name in self.rows or name not in self.gpus]
+        kept = [self.names.index(name) for name in names]
         rows = {name: [cells[place] for place in kept] for name, cells in self.rows.items()}
-        names = [self.names[place] for place in kept]
         return replace(self, names=names, rows=rows, num_cut=self.num_missing_gpus)
 
     @property
-    def num_gpus(self) -> int:
-        return sum(_SAYS["gpu"].fullmatch(name) is not None for name in self.names)
+    def gpus(self) -> list[str]:
+        return [name for name in self.names if _SAYS["gpu"].fullmatch(name)]
 
     @property
     def num_missing_gpus(self) -> int:
-        return sum(name not in self.rows for name in self.names if _SAYS["gpu"].fullmatch(name))
+        return sum(name not in self.rows for name in self.gpus)
 
     @property
     def is_whole(self) -> bool:
         unique = len(set(self.names)) == len(self.names)
         fewest = 1 + bool(self.num_cut)
-        return unique and len(self.names) <= MAX_DEVICES and self.num_gpus >= fewest
+        return unique and len(self.names) <= MAX_DEVICES and len(self.gpus) >= fewest
 
     def machine(self, *, is_one_of: int) -> Machine:
         """The machine, GPUs before network cards; a title names it among several."""
-        gpus = [name for name in self.names if _SAYS["gpu"].fullmatch(name)]
-        cards = [name for name in self.names if not _SAYS["gpu"].fullmatch(name)]
+        gpus = self.gpus
+        cards = [name for name in self.names if name not in gpus]
         order = [self.names.index(name) for name in (*gpus, *cards)]
         links = tuple(self._row(name, order) for name in (*gpus, *cards))
         return Machine(
@@ -208,11 +202,13 @@ class _Block(msgspec.Struct):
 
     def _row(self, name: str, order: Sequence[int]) -> tuple[str, ...]:
         """A row in the order of devices; a card without a row gets the links in the GPUs' rows."""
-        row = self.rows.get(name)
-        if row is None:
-            column = self.names.index(name)
-            row = [self.rows[other][column] if other in self.rows else "" for other in self.names]
+        row = self.rows.get(name) or self._column(name)
         return tuple("" if row[column] == "N/A" else row[column] for column in order)
+
+    def _column(self, name: str) -> list[str]:
+        """What the rows say of a device: a path is the same both ways."""
+        at = self.names.index(name)
+        return [self.rows[other][at] if other in self.rows else "" for other in self.names]
 
 
 def _cell(cells: Sequence[str], index: int) -> str:

@@ -30,7 +30,9 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, groupby, product
 from operator import truediv
 from statistics import median, mode
@@ -217,11 +219,6 @@ _LARGEST = 1 << 53
 _LOGGER = b"Comm. Op            Message Size"
 _HEADS = re.compile(r"Message Size|Count|\w[\w ]{0,40}\(\w+\)")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)B")
-_ITEM_BYTES = {
-    "float": 4, "float32": 4, "half": 2, "float16": 2, "bfloat16": 2, "double": 8, "float64": 8,
-    "int": 4, "int32": 4, "long": 8, "int64": 8, "byte": 1, "uint8": 1, "char": 1, "int8": 1,
-    "bool": 1, "short": 2, "int16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
-}  # fmt: skip
 
 
 _refuse_summary = refusing(
@@ -323,7 +320,9 @@ def _row(
     mean = _number(entry.get("dur_mean"))
     if rank is None or not calls or mean is None or not 0 <= mean < MAX_MICROSECONDS:
         return None
-    item = _ITEM_BYTES.get((entry.get("dtype") or "").lower())
+    from distprof.costs.operators import element_bytes
+
+    item = element_bytes(entry.get("dtype") or "")
     sizes = (_whole(entry.get(name)) for name in ("In msg nelems", "Out msg nelems"))
     known = [size for size in sizes if size is not None]  # the full buffer is the larger
     made = SummaryClass(
@@ -385,14 +384,20 @@ _CONTRASTS = ("of_chip", "of_mode", "of_precision", "of_way", "of_change")
 _MOST_WORDS = 7  # Of a name in a sentence
 _MOST_APART = 100  # Ratio of times that are hardly those of the same work
 _NEAR = 40  # Characters before a speed that may name a part of an iteration
+_MOST_TOLD = 5  # Speeds of one run below its title
+_JOB_PER_S = 1 / 600  # What takes longer is no iteration
+_ROUNDED = 0.0051  # A share that is rounded differs by less
+_MOST_STATED = 6  # Speeds that a text compares in sentences
 _FEWEST_REPORTS = 3  # of a log that says more than words next to it
 _SAME_SPEED = 0.95  # Share of a speed from which another is the same
 _FEWEST_RANKS, _SAME, _MOST_EFFICIENT = 3, 0.01, 1.2
+_form = partial(re.compile(r"\d[\d.,:]*").sub, "#")  # Lines of one kind differ in numbers only
 _MARKUP = {*"|[]{}<>="}  # Characters of what programs print
 _MARKS = " \t*#>`:|-–—~≈=()[]\"'“”"
 _LABEL, _MOST_ROWS, _MOST_CELLS = 60, 200, 40  # Characters of a name; rows and columns of a table
 _PATTERNS = patterns_beside(__package__, "scaling.toml", WORD="|".join(_WORDS))
 _BETWEEN = ("bars", "tabs", "spaces", "commas")  # between cells, the first that a row has
+_NUMBERS = ("n", "set", "flag", "n_cjk", "n_model")  # groups of the pattern of counts
 _NODES = ("node", "machine", "server", "台", "机", "节点")
 _CJK = {"一": 1, "单": 1, "双": 2, "两": 2, "二": 2, "三": 3, "四": 4, "八": 8}
 _refuse_scaling = refusing("throughput of several numbers of GPUs", "name a file with such a table")
@@ -405,6 +410,7 @@ class _Value(msgspec.Struct, frozen=True):
     per_s: float
     at: int  # Its place in the line.
     end: int = 0  # Where it ends.
+    unit: str = ""  # What a rate counts, by its first letters.
 
 
 def _values(line: str) -> Iterator[_Value]:
@@ -420,10 +426,11 @@ def _values(line: str) -> Iterator[_Value]:
             kind = "iterations" if found["each"] or found["bare"] or is_of_step else "time"
             at = max(found.start(), found.start("seconds"))
             yield _Value(kind, int(found["steps"] or 1) / seconds, at, found.end())
-        kind = _kind_of_rate(found["unit"] or found["unit_before"] or "")
+        unit = found["unit"] or found["unit_before"] or ""
+        kind = _kind_of_rate(unit)
         for text in filter(None, (found["rate"], found["was"], found["after"])):
             if value := _typed(text):
-                yield _Value(kind, value, found.start(), found.end())
+                yield _Value(kind, value, found.start(), found.end(), unit[:2].lower())
 
 
 def _clock(found: re.Match[str]) -> str:
@@ -446,17 +453,15 @@ def _counts(line: str) -> list[tuple[int, str, int]]:
     """Numbers of GPUs or nodes in a line, with what they count and their places."""
     found = []
     for match in _PATTERNS["count"].finditer(line):
-        word = (match["word"] or "").lower()
-        listed = match["list"].count(",") + 1 if match["list"] else 0
+        known = {name: text for name, text in match.groupdict().items() if text}
+        word = known.get("word", "").lower()
         named = _WORDS.index(word) if word in _WORDS else 1 + (word == "both")
-        number = next(
-            (match[g] for g in ("n", "set", "flag", "n_cjk", "n_model") if match[g]), None
-        )
-        count = _CJK.get(number or "") or int(number or listed or named)
-        if match["hosts"]:
-            count = int(match["hosts"]) * int(match["each"])
-        groups = match.re.groupindex
-        of = next((match[g].lower() for g in groups if g.startswith("of_") and match[g]), "gpu")
+        named = known["list"].count(",") + 1 if "list" in known else named
+        number = next((known[g] for g in _NUMBERS if g in known), f"{named}")
+        count = _CJK.get(number) or int(number)
+        if "hosts" in known:
+            count = int(known["hosts"]) * int(known["each"])
+        of = next((text for name, text in known.items() if name.startswith("of_")), "gpu")
         if 0 < count < _MOST_GPUS:
             found.append((count, _of(of), match.start()))
     nodes = [one for one in found if one[1] == "nodes"]
@@ -553,7 +558,8 @@ def _table_rows(lines: Iterable[str]) -> Iterator[_Row]:
                 speeds: dict[str, tuple[str, float]] = {}
                 for at, one in names.items():
                     if speed := _speed(row[at], heads[at], *says):
-                        size = batches.get(at, 1.0) if speed[0] == "iterations" else 1.0
+                        is_step = speed[0] == "iterations" or _PATTERNS["of_step"].search(name)
+                        size = batches.get(at, 1.0) if is_step else 1.0
                         speeds.setdefault(one, (speed[0], speed[1] * size))
                 kinds = {kind for kind, _ in speeds.values()}
                 if len(speeds) > 1 and len(kinds) == 1:
@@ -571,10 +577,11 @@ def _table_pairs(rows: Iterable[_Row]) -> tuple[dict[int, float], str, str]:
     return {}, "iterations", "GPUs"
 
 
-def _by_name(rates: Mapping[str, float], of: str) -> ScalingTable:
-    """Ranks or ways to train, the slowest first."""
+def _by_name(rates: Mapping[str, float], of: str, *notes: str) -> ScalingTable:
+    """Ranks, ways to train or speeds, the slowest first."""
     names, per_s = zip(*sorted(rates.items(), key=lambda one: one[1]), strict=True)
-    return ScalingTable(counts=(1,) * len(names), rates=per_s, of=of, names=names)
+    names = tuple(name + ")" * (name.count("(") - name.count(")")) for name in names)
+    return ScalingTable(counts=(1,) * len(names), rates=per_s, of=of, names=names, notes=notes)
 
 
 def _rank_rates(lines: Sequence[str]) -> dict[str, float]:
@@ -589,12 +596,16 @@ def _rank_rates(lines: Sequence[str]) -> dict[str, float]:
 
 
 def _sentence_pairs(
-    lines: Sequence[tuple[list[tuple[int, str, int]], list[_Value]]], kind: str
+    lines: Sequence[tuple[str, list[tuple[int, str, int]], list[_Value]]], kind: str
 ) -> dict[tuple[str, int], float]:
-    """What is counted and how many of it to the first value of a kind, as sentences pair them."""
+    """What is counted and how many of it to the first value of a kind, as sentences pair them.
+
+    Of lines that differ only in their numbers, the best value counts.
+    """
     found: dict[tuple[str, int], list[float]] = {}  # Several below a line that only counts.
+    forms: dict[tuple[str, int], str] = {}
     pending: tuple[str, int] | None = None
-    for counts, all_values in lines:
+    for form, counts, all_values in lines:
         values = [one for one in all_values if one.kind == kind]
         if not counts:
             if pending and values:
@@ -610,7 +621,9 @@ def _sentence_pairs(
             values = [value for value, some in zip(values, before, strict=True) if some]
             named = [some[-1] for some in before if some]
         for (count, of, _), value in zip(named, values, strict=True):
-            found.setdefault((of, count), [value.per_s])
+            rates = found.setdefault((of, count), [value.per_s])
+            if forms.setdefault((of, count), form) == form:
+                rates[0] = max(rates[0], value.per_s)
         last = max((value.at for value in values), default=-1)
         waiting = {(of, count) for count, of, at in counts if at > last}
         pending = waiting.pop() if len(waiting) == 1 else None
@@ -648,8 +661,9 @@ def _lines(text: str) -> list[str]:
 
 
 def _in_digits(found: re.Match[str]) -> str:
-    word = found[0].lower()
-    return str(_WORDS.index(word)) if word in _WORDS else "0.5" if "half" in word else "1"
+    word, *more = found[0].lower().split()
+    number = _WORDS.index(word) if word in _WORDS else int(word != "half")
+    return f"{number + 0.5 * ('half' in (word, *more)):g}"
 
 
 def _scaling(text: str) -> ScalingTable | None:
@@ -664,7 +678,7 @@ def _scaling(text: str) -> ScalingTable | None:
     if len(pairs) < 2:
         if len(of_ranks := _rank_rates(lines)) >= _FEWEST_RANKS:
             return _by_name(of_ranks, "ranks")
-        read = [(_counts(line), [*_values(line)]) for line in lines]
+        read = [(_form(line), _counts(line), [*_values(line)]) for line in lines]
         fewest = 2 if len(text) <= _SHORT else 3
         by_iterations = (
             ("time", "iterations") if "epoch" in text.lower() else ("iterations", "time")
@@ -685,14 +699,22 @@ def _scaling(text: str) -> ScalingTable | None:
     if len(pairs) < 2 or [*pairs] not in (sorted(pairs), sorted(pairs, reverse=True)):
         return None
     is_of_steps = kind == "iterations" or (kind == "time" and "epoch" not in text.lower())
-    if is_of_steps and _have_unlike_batches(lines):
+    is_of_job = kind == "time" and is_of_steps and min(pairs.values()) < _JOB_PER_S
+    has_more_work = is_of_job and "batch" in text and len({f"{n:.2g}" for n in pairs.values()}) == 1
+    if has_more_work or (is_of_steps and _have_unlike_batches(lines, may_grow=not is_of_job)):
         return None
     others = {value.per_s for line in lines for value in _values(line)} - {*pairs.values()}
     products = [count * rate for count, rate in pairs.items() if count > 1]
     are_each = any(abs(one / product - 1) < _SAME for one in others for product in products)
     are_each = are_each and kind == "rate"
     is_per_step = kind == "iterations" and not _PATTERNS["same_batch"].search(text)
-    grows = is_per_step or are_each or kind == "each" or _PATTERNS["per_gpu"].search(text)
+    grows = is_per_step or are_each or kind == "each" or bool(_PATTERNS["per_gpu"].search(text))
+    told = [float(percent) / 100 for percent in _PATTERNS["percent"].findall(text)]
+    share = pairs[max(pairs)] / pairs[min(pairs)]
+    shares = (share, share * min(pairs) / max(pairs))  # if the batch grows, and if it does not
+    is_told = [any(abs(one - share) < _ROUNDED for one in told) for share in shares]
+    if is_told[0] != is_told[1]:
+        grows, is_per_step = is_told[0], False
     by_count = {count: rate * count if grows else rate for count, rate in sorted(pairs.items())}
     note = f"The share holds if the batch grows with the number of {of}: the text does not say it."
     is_open = is_per_step and not _PATTERNS["batch_of_each"].search(text)
@@ -708,56 +730,66 @@ def _scaling(text: str) -> ScalingTable | None:
     )
 
 
-def _have_unlike_batches(lines: Iterable[str]) -> bool:
-    """Whether sentences name different batches that do not grow with the GPUs next to them."""
+def _have_unlike_batches(lines: Iterable[str], *, may_grow: bool) -> bool:
+    """Whether sentences name different batches, besides those that grow with the GPUs."""
     found = ((_counts(line), _PATTERNS["batch"].search(line)) for line in lines)
     sizes = [(int(batch[1]), counts[0][0]) for counts, batch in found if counts and batch]
-    return min(len({n for n, _ in sizes}), len({n / count for n, count in sizes})) > 1
-
-
-def _name(clauses: Iterable[str]) -> str:
-    """What a speed is that of, by the first of clauses that says it; empty if none does."""
-    for clause in clauses:
-        parts = _PATTERNS["preposition"].split(clause)
-        is_one = len(parts) > 2 and len(clause.split()) <= _MOST_WORDS
-        for told in (clause,) if is_one else reversed(parts):
-            words = _PATTERNS["filler"].sub("", told).strip(_MARKS).split()
-            if words:
-                return " ".join(words[-_MOST_WORDS:])[-_LABEL:]
-    return ""
-
-
-def _name_before(text: str) -> str:
-    return _name(reversed(_PATTERNS["clause"].split(text)))
+    each = {n / count for n, count in sizes} if may_grow else {n for n, _ in sizes}
+    return min(len({n for n, _ in sizes}), len(each)) > 1
 
 
 class _Said(NamedTuple):
     """A speed, and what a text says of it."""
 
-    name: str  # What it is that of, by the words around it.
-    title: str  # The same by a line above.
-    before: str  # Words before it.
+    line: str  # The sentence,
+    told: str  # its words before the speed,
+    before: str  # those from the speed before it on,
+    typed: str  # the speed,
+    behind: str  # and the rest.
+    title: str  # What a line above names.
     kind: str
     per_s: float
+    unit: str = ""  # Of a rate.
     is_contrasted: bool = False  # Whether words say that it is another one.
 
     @property
-    def names_a_run(self) -> bool:
-        """Whether the words are a name: a list has those, and where, with what, a number."""
-        own = _PATTERNS["fillers"].sub("", self.name)
-        has_letters = any(map(str.isalpha, self.name)) and not _MARKUP & {*self.name}
-        has_letters &= "|" not in self.before and any(map(str.isalnum, own))
-        if not has_letters or _PATTERNS["of_steps"].match(self.name):
-            return False
-        looks_like_one = _PATTERNS["name"].search(self.name)
-        return bool(self.is_contrasted or looks_like_one or _PATTERNS["listed"].search(self.before))
+    def name(self) -> str:
+        """The name of a run in a list, which has a sign behind it; empty in a sentence."""
+        label = _label(self.before)
+        own = _PATTERNS["fillers"].sub("", label)
+        is_listed = self.told == self.before and _PATTERNS["listed"].search(self.before)
+        if not is_listed or _MARKUP & {*self.before} or _PATTERNS["of_steps"].match(label):
+            return ""
+        return label if any(map(str.isalpha, own)) else ""
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Where, or with what, it is measured, by the words before it and behind it."""
+        before, behind = _PATTERNS["filler"].sub("", self.before), self.behind
+        found = _PATTERNS["place"].search(before), _PATTERNS["place_behind"].match(behind)
+        return tuple(one[1][-_LABEL:].strip(_MARKS) if one else "" for one in found)
+
+    @property
+    def quantity(self) -> str:
+        """What it is that of: an epoch, 4,000 steps, tokens; empty if it does not say it."""
+        if self.kind != "time":
+            return self.kind if self.kind == "iterations" else self.unit
+        units = _PATTERNS["of_unit"].finditer(self.line)
+        near = min(units, key=lambda unit: abs(unit.start() - len(self.told)), default=None)
+        return (f"{near[1] or 1} {near[2]}".lower() if near[2] else near[0]) if near else ""
+
+    @property
+    def is_stated(self) -> bool:
+        """Whether a sentence says that something takes so long or is so fast."""
+        is_told = self.quantity or _PATTERNS["takes"].search(self.told)
+        others = _PATTERNS["no_speed"].search(self.told), _PATTERNS["of_data"].match(self.behind)
+        return bool(is_told and not any(others) and _PATTERNS["prose"].search(self.line))
 
     @property
     def is_of_a_part(self) -> bool:
         """Whether it is the speed of a part of an iteration, or not of training."""
-        found = ((t, _PATTERNS["part"].search(t)) for t in (self.name, self.before[-_NEAR:]))
-        is_run = _PATTERNS["of_runs"].search
-        return any(part and not is_run(text, 0, part.start()) for text, part in found)
+        part = _PATTERNS["part"].search(near := self.before[-_NEAR:])
+        return bool(part and not _PATTERNS["of_runs"].search(near, 0, part.start()))
 
 
 def _said(lines: Sequence[str]) -> Iterator[_Said]:
@@ -767,46 +799,34 @@ def _said(lines: Sequence[str]) -> Iterator[_Said]:
     median counts.
     """
     title = ""
-    blocks = groupby(filter(str.strip, lines), lambda line: re.sub(r"\d[\d.,:]*", "#", line))
-    for _, block in blocks:
+    told = (line for line in lines if line.strip() and not _PATTERNS["share_cell"].search(line))
+    for _, block in groupby(told, _form):
         alike = [*block]
         said = [[*_said_in(line, title)] for line in alike]
         if not said[0]:
             title = alike[0] if _PATTERNS["title"].fullmatch(alike[0]) else title
-        elif len(alike) < _FEWEST_REPORTS or all(one.names_a_run for some in said for one in some):
+        elif len(alike) < _FEWEST_REPORTS or all(one.name for some in said for one in some):
             yield from chain(*said)
         else:
             usual = median(some[0].per_s for some in said if some)
-            yield said[0][0]._replace(name="", before="", per_s=usual)
+            yield said[0][0]._replace(line="", before="", per_s=usual)
+
+
+def _label(words: str) -> str:
+    """The last of some words without verbs, articles and the like."""
+    return _PATTERNS["filler"].sub("", words).strip(_MARKS)[-_LABEL:]
 
 
 def _said_in(line: str, title: str) -> Iterator[_Said]:
     """Speeds in a line or sentence below a title."""
-    values = [value for value in _values(line) if value.per_s]
-    ends = [0, *(value.end for value in values)]
-    starts = [*(value.at for value in values), len(line)]
-    texts = [line[end:start] for end, start in zip(ends, starts, strict=True)]
-    parts = [_PATTERNS["break"].split(some) for some in texts]
-    before = [_name_before(some) for some in (texts[0], *(some[-1] for some in parts[1:-1]))]
-    after = [_name(_PATTERNS["clause"].split(some[0])) for some in parts[1:]]
-    is_contrasted = any(map(_PATTERNS["contrast"].search, texts[1:-1]))
-    is_contrasted |= _PATTERNS["contrast"].match(line.lstrip()) is not None
-    above = _name_before(title)
-    if _PATTERNS["way"].match(title.strip(_MARKS)):
-        above = title.strip(_MARKS)
-    named = [
-        [
-            _Said(name, above, text, value.kind, value.per_s, is_contrasted)
-            for name, text, value in zip(names, texts, values, strict=False)
-        ]
-        for names in (before, after)
-    ]
-    either = [one if one.names_a_run else other for one, other in zip(*named, strict=True)]
-    is_where = _PATTERNS["preposition"].match
-    yield from max(
-        (*named, either),
-        key=lambda some: sum(one.names_a_run + bool(is_where(one.name)) for one in some),
-    )
+    above = _label(_PATTERNS["clause"].split(title)[-1]) or title.strip(_MARKS)
+    end, is_contrasted = 0, _PATTERNS["contrast"].match(line.lstrip()) is not None
+    for value in filter(lambda one: one.per_s, _values(line)):
+        told, typed = line[: value.at], line[value.at : value.end]
+        is_contrasted |= end > 0 and _PATTERNS["contrast"].search(told, end) is not None
+        what = above, value.kind, value.per_s, value.unit, is_contrasted
+        yield _Said(line, told, told[end:], typed, line[value.end :], *what)
+        end = value.end
 
 
 def _speed(cell: str, *says: str) -> tuple[str, float] | None:
@@ -830,14 +850,14 @@ def _sides(rows: Iterable[_Row], *of: str) -> ScalingTable | None:
     alike = [row for row in ways if (row.names, row.kind) == (names, kind)]
     shares = ([rate / max(row.rates) for rate in row.rates] for row in alike)
     usual = map(median, zip(*shares, strict=True))
-    table = _by_name(dict(zip(names, usual, strict=True)), "ways")
-    at = names.index(table.names[-1])
+    by_name = dict(zip(names, usual, strict=True))
+    at = names.index(max(by_name, key=by_name.__getitem__))
     others = [row.name for row in alike if row.rates[at] < _SAME_SPEED * max(row.rates)]
     note = f"This is the row {alike[0].name}" if alike[0].of == "columns" else ""
     if len(alike) > 1:
         note = f"These are medians of {len(alike)} rows"
         note += f", and in {len(others)} another is faster: {'; '.join(others[:3])}" * bool(others)
-    return msgspec.structs.replace(table, notes=(f"{note}.",) * bool(note))
+    return _by_name(by_name, "ways", *[f"{note}."][: len(note)])
 
 
 def _side(head: str) -> str:
@@ -852,30 +872,18 @@ def _compared(text: str) -> ScalingTable | None:
     """Speeds of several ways or moments that a short text compares."""
     if (table := _sides(_table_rows(_lines(text)), "ways", "columns")) is not None:
         return table
+    if proved := _PATTERNS["proved"].search(text):
+        first, second, ratio = (_typed(proved[at]) or 1.0 for at in ("first", "second", "ratio"))
+        if abs(first / second / ratio - 1) < _SAME:
+            return _by_name({proved["one"]: 1 / first, proved["other"]: 1 / second}, "ways")
     is_long = len(text) > _SHORT or _PATTERNS["formula"].search(text)
     found = [] if is_long else [*_said(_lines(text))]
     for kind in ("iterations", "rate", "each", "time"):
         said = [one for one in found if one.kind == kind]
-        if len(said) > 1 and not any(one.is_of_a_part for one in said):
-            table = _moments(said) or _ways(said)
-            if table is not None:
-                return table
-    return None
-
-
-def _moments(said: Sequence[_Said]) -> ScalingTable | None:
-    """A speed at first, and lower ones later."""
-    is_early = (_PATTERNS["early"].search(f"{one.name} {one.before}") for one in said)
-    first = next((i for i, early in enumerate(is_early) if early), len(said))
-    rates = tuple(one.per_s for one in said[first:])
-    others = said[first + 1 :]
-    is_late = any(_PATTERNS["late"].search(one.before) or one.is_contrasted for one in others)
-    is_moved = any(_PATTERNS["moved"].search(one.before) for one in said)
-    if not is_late or is_moved or rates[-1] > _SAME_SPEED * rates[0]:
-        return None
-    is_time = said[0].kind in ("iterations", "time")
-    speeds = tuple(f"{1 / rate:.4g} s" if is_time else f"{rate:.4g}/s" for rate in rates)
-    return ScalingTable(counts=(1,) * len(rates), rates=rates, of="moments", names=speeds)
+        are_whole = len(said) > 1 and not any(one.is_of_a_part for one in said)
+        if are_whole and (table := _ways(said)) is not None:
+            return table
+    return _extremes(found, is_changed=_PATTERNS["changed"].search(text) is not None)
 
 
 def _ways(said: Sequence[_Said]) -> ScalingTable | None:
@@ -887,9 +895,16 @@ def _ways(said: Sequence[_Said]) -> ScalingTable | None:
         num = next((at for at, one in enumerate(plain) if one in plain[:at]), len(plain))
         if len(told) == len(said) and num > len(by_word):
             by_word = dict(zip(told[:num], (one.per_s for one in said), strict=False))
-    named = _alike([(one.name, one.per_s) for one in said if one.names_a_run])
-    below = _alike([(one.title, one.per_s) for one in said if one.title])
-    chosen = next((some for some in (by_word, named, below) if len(some) > 1), {})
+    named = _alike([(one.name, one.per_s) for one in said if one.name])
+    columns = zip(*(one.places for one in said), strict=True)
+    places = max(columns, key=lambda some: len([*filter(None, some)]))
+    placed = _alike((at, one.per_s) for at, one in zip(places, said, strict=True) if at)
+    if said[0].kind == "iterations" and any(map(_counts, placed)):
+        placed = {}  # the batch may grow with the number of GPUs
+    counts = Counter(one.title for one in said if one.title).values()
+    are_lists = max(counts, default=0) > _MOST_TOLD and len({*counts}) > 1  # of other things
+    below = {} if are_lists else _alike([(one.title, one.per_s) for one in said if one.title])
+    chosen = next((some for some in (by_word, named, placed, below) if len(some) > 1), {})
     batches = {name: found for name in chosen if (found := _PATTERNS["batch"].search(name))}
     if batches.keys() == chosen.keys() and said[0].kind == "iterations":
         chosen = {name: rate * int(batches[name][1]) for name, rate in chosen.items()}
@@ -900,16 +915,43 @@ def _ways(said: Sequence[_Said]) -> ScalingTable | None:
 
 
 def _alike(said: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """The first speed of each name; of names with as many, its usual share of the fastest."""
+    """The speed of each name; of names with several, its usual share of the fastest."""
     each: dict[str, list[float]] = {}
     for name, rate in said:
         each.setdefault(name, []).append(rate)
-    if len({*map(len, each.values())}) > 1:
-        return {name: rates[0] for name, rates in each.items()}
-    best = [*map(max, zip(*each.values(), strict=True))]
-    first = best[0] if best else 0.0
-    shares = {name: [*map(truediv, rates, best)] for name, rates in each.items()}
-    return {name: first * median(some) for name, some in shares.items()}
+    best = [*map(max, zip(*each.values(), strict=False))]
+    return {name: best[0] * median(map(truediv, rates, best)) for name, rates in each.items()}
+
+
+def _extremes(found: Iterable[_Said], *, is_changed: bool) -> ScalingTable | None:
+    """The slowest and the fastest of a few speeds of one quantity that sentences state.
+
+    All of them if they fall with time, unless something else has changed meanwhile.
+    """
+    stated: dict[str, list[_Said]] = {}
+    of = ""
+    for one in found:
+        of = one.quantity or of
+        if one.is_stated and not one.is_of_a_part:
+            stated.setdefault(of, []).append(one)
+    for alike in stated.values():
+        rates = {one.typed.strip(): one.per_s for one in alike}
+        slow, *_, fast = sorted((*alike, alike[0]), key=lambda one: one.per_s)
+        are_unlike = slow.per_s < _SAME_SPEED * fast.per_s < _SAME_SPEED * _MOST_APART * slow.per_s
+        if len(alike) > _MOST_STATED or not are_unlike:
+            continue
+        is_late = any(
+            _PATTERNS["late"].search(one.before) or one.is_contrasted for one in alike[1:]
+        )
+        is_moved = is_changed or not (is_late and _PATTERNS["early"].search(alike[0].before))
+        if not is_moved and [*rates.values()] == sorted(rates.values(), reverse=True):
+            return _by_name(rates, "moments")
+        told = (f"{one.told[-2 * _NEAR :]}{one.typed}{one.behind[:_NEAR]}" for one in (fast, slow))
+        said = "; ".join(dict.fromkeys(one.strip(" #>.") for one in told))
+        of = "times" if all(map(_PATTERNS["duration"].match, rates)) else "rates"
+        both = {one.typed.strip(): one.per_s for one in (slow, fast)}
+        return _by_name(both, of, f"The text says: {said}.")
+    return None
 
 
 def _excess(by_count: Mapping[int, float]) -> float:
@@ -961,6 +1003,9 @@ def fits_compared(source: str) -> bool:
     if table is None or any(kind is not TRAINING_LOG for kind in fitting):
         return False
     are_told = all(map(_PATTERNS["preposition"].match, table.names))
+    are_told |= table.of in ("times", "rates") and bool(
+        _PATTERNS["contrast"].search(table.notes[0])
+    )
     return are_told or not TRAINING_LOG.fits(source)
 
 

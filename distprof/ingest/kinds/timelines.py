@@ -95,16 +95,12 @@ def _columns(operations: Sequence[_Event], stages: Mapping[tuple[int, int], int]
         name: np.array([_label(event.args.get(name)) for event in operations], np.int64)
         for name in _LABELS
     }
-    kinds = sorted({event.name[:200] for event in operations})
-    codes = {name: code for code, name in enumerate(kinds)}
     return {
         "dp_rank": dp_rank,
         "stage": stage,
         "rank": stage * (int(dp_rank.max()) + 1) + dp_rank,
         "step": labels["step"],
-        "optype": Coded(
-            np.array([codes[event.name[:200]] for event in operations], np.int32), tuple(kinds)
-        ),
+        "optype": Coded.encode([event.name[:200] for event in operations]),
         "start_ts": np.array([event.ts for event in operations], np.float64) / 1e6,
         "duration": np.array([event.dur for event in operations], np.float64) / 1e6,
         "seq_id": labels["seq_id"],
