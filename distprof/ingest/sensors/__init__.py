@@ -303,7 +303,8 @@ def _lines(stream: BinaryIO, collector: Collector) -> Iterator[str]:
 def content_of(start: bytes) -> str:
     """``samples``, ``errors`` or nothing, from the beginning of a file."""
     text = start.decode("utf-8", "replace")
-    if "NVRM: " in text or is_kernel_log(text):
+    kernel = "NVRM: Xid" in text or "RmInitAdapter failed" not in text
+    if kernel and ("NVRM: " in text or is_kernel_log(text)):
         return "errors"
     if _begins_with_tables(text):
         return "samples"

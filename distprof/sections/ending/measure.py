@@ -145,7 +145,7 @@ def _without_title(output: JobOutput) -> JobOutput:
     first = [e for e in said_in(output) if e.line == 1]
     titles = [e for e in first if e.file in apart or _is_title(e)]
     own = replace(output, events=tuple(e for e in output.events if e not in titles))
-    later = {e.name: e.fields.keys() for e in said_in(own) if e.line > 1}
+    later = {e.name: e.fields.keys() for e in said_in(own) if e.line > 1 and e.yields != "warning"}
     again = [e for e in titles if e.name in later and e.fields.keys() <= later[e.name]]
     again += [e for e in titles if e.yields == "nan" and _of(own, "nan")]
     is_told = "store" in {e.yields for e in titles} & {e.yields for e in own.events}
