@@ -813,7 +813,7 @@ def _said(lines: Sequence[str]) -> Iterator[_Said]:
 
 
 def _label(words: str) -> str:
-    """The last of some words without verbs, articles and the like."""
+    """The last of some words without verbs and articles."""
     return _PATTERNS["filler"].sub("", words).strip(_MARKS)[-_LABEL:]
 
 

@@ -577,6 +577,8 @@ def _cpu_rows(result: OperatorTableResult) -> list[str]:
         what, field = "GPU", "device_ns"
         lacks = "The table has only GPU times that include what an operator calls."
     rows = sorted(result.rows, key=lambda row: -getattr(row, field))
+    if not is_own and rows[0].cpu_ns and re.search(r":\d{1,6}\(", rows[0].name):
+        return [_TABLE["say"]["zeros"]]
     known = _known_work(result) or _of_one_row(result) * (what == "CPU" and not lacks)
     whole = result.self_cpu_ns if what == "CPU" else result.self_device_ns
     shown = sum(getattr(row, field) for row in rows) / (whole or 1)
