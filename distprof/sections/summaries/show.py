@@ -350,10 +350,8 @@ def _named(row: TableRow) -> str:
 
 def _cpu_whole(result: OperatorTableResult) -> int | None:
     """CPU time of everything, ns: as printed, else what own times show; None without either."""
-    listed = sum(row.self_cpu_ns for row in result.rows)
-    if not (result.self_cpu_ns or listed):
-        return None
-    return max(result.self_cpu_ns or listed, *(row.cpu_ns for row in result.rows))
+    known = result.self_cpu_ns or sum(row.self_cpu_ns for row in result.rows)
+    return max(known, *(row.cpu_ns for row in result.rows)) if known else None
 
 
 def _by_iterations(result: ScalingTableResult) -> list[str]:
@@ -586,7 +584,9 @@ def _cpu_rows(result: OperatorTableResult) -> list[str]:
         known = known or _of_the_top(result)
         known = [*known, _cut(what, shown, is_known=bool(known))]
     elif field != "self_cpu_ns" and len(rows) >= _FEWEST_ROWS:
-        calls = [row for row in rows if not (row.name.startswith(_STEP) or _is_all(row, whole))]
+        most = _SAME_SPEED * whole if whole else max(row.cpu_ns for row in rows) + 1
+        parts = [row for row in rows if row.num_calls != 1 or row.cpu_ns < most]  # not the whole
+        calls = [row for row in parts if not row.name.startswith(_STEP)]
         known = [*known, *_with_calls(calls or rows, field, what, (what == "CPU" and whole) or 0)]
     elif whole and not known and len(rows) >= _FEWEST_ROWS:
         share = _share(rows[0].self_cpu_ns, whole)
@@ -600,11 +600,6 @@ def _cpu_rows(result: OperatorTableResult) -> list[str]:
     if not named:
         lacks = "What takes the time is not decided, because all rows show 0: keep the first ones."
     return [*known, f"{lacks} Most {what} time: {named}.".strip() if named else lacks]
-
-
-def _is_all(row: TableRow, whole: int | None) -> bool:
-    """Whether one call is the whole that was recorded."""
-    return row.num_calls == 1 and row.cpu_ns >= _SAME_SPEED * (whole or 0) > 0
 
 
 def _with_calls(rows: list[TableRow], field: str, what: str, whole: int) -> list[str]:
