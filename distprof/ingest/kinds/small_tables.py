@@ -808,7 +808,7 @@ def _said(lines: Sequence[str]) -> Iterator[_Said]:
 
 
 def _label(words: str) -> str:
-    """The last of some words without verbs, articles and the like."""
+    """The last of some words without verbs and articles."""
     return _PATTERNS["filler"].sub("", words).strip(_MARKS)[-_LABEL:]
 
 
@@ -934,7 +934,9 @@ def _extremes(found: Iterable[_Said], *, is_changed: bool) -> ScalingTable | Non
         rates = {one.typed.strip(): one.per_s for one in alike}
         slow, *_, fast = sorted((*alike, alike[0]), key=lambda one: one.per_s)
         are_unlike = slow.per_s < _SAME_SPEED * fast.per_s < _SAME_SPEED * _MOST_APART * slow.per_s
-        if len(alike) > _MOST_STATED or not are_unlike:
+        names = {one.told.strip().partition(" ")[::2] for one in alike}
+        is_list = len(names) == len(alike) > 2 and len({words for _, words in names}) == 1
+        if len(alike) > _MOST_STATED or not are_unlike or is_list:  # a list is of other things
             continue
         is_late = any(
             _PATTERNS["late"].search(one.before) or one.is_contrasted for one in alike[1:]

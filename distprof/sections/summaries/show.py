@@ -350,10 +350,8 @@ def _named(row: TableRow) -> str:
 
 def _cpu_whole(result: OperatorTableResult) -> int | None:
     """CPU time of everything, ns: as printed, else what own times show; None without either."""
-    listed = sum(row.self_cpu_ns for row in result.rows)
-    if not (result.self_cpu_ns or listed):
-        return None
-    return max(result.self_cpu_ns or listed, *(row.cpu_ns for row in result.rows))
+    known = result.self_cpu_ns or sum(row.self_cpu_ns for row in result.rows)
+    return max(known, *(row.cpu_ns for row in result.rows)) if known else None
 
 
 def _by_iterations(result: ScalingTableResult) -> list[str]:
@@ -577,6 +575,8 @@ def _cpu_rows(result: OperatorTableResult) -> list[str]:
         what, field = "GPU", "device_ns"
         lacks = "The table has only GPU times that include what an operator calls."
     rows = sorted(result.rows, key=lambda row: -getattr(row, field))
+    if not is_own and rows[0].cpu_ns and re.search(r":\d{1,6}\(", rows[0].name):
+        return [_TABLE["say"]["zeros"]]
     known = _known_work(result) or _of_one_row(result) * (what == "CPU" and not lacks)
     whole = result.self_cpu_ns if what == "CPU" else result.self_device_ns
     shown = sum(getattr(row, field) for row in rows) / (whole or 1)
@@ -584,29 +584,34 @@ def _cpu_rows(result: OperatorTableResult) -> list[str]:
         known = known or _of_the_top(result)
         known = [*known, _cut(what, shown, is_known=bool(known))]
     elif field != "self_cpu_ns" and len(rows) >= _FEWEST_ROWS:
-        calls = [row for row in rows if not row.name.startswith(_STEP)]
-        known = [*known, *_with_calls(calls or rows, field, what)]
+        most = _SAME_SPEED * whole if whole else max(row.cpu_ns for row in rows) + 1
+        parts = [row for row in rows if row.num_calls != 1 or row.cpu_ns < most]  # not the whole
+        calls = [row for row in parts if not row.name.startswith(_STEP)]
+        known = [*known, *_with_calls(calls or rows, field, what, (what == "CPU" and whole) or 0)]
     elif whole and not known and len(rows) >= _FEWEST_ROWS:
         share = _share(rows[0].self_cpu_ns, whole)
         known = _launches(result) or [_say("spread", name=_named(rows[0]), share=share)]
     is_of_torch = any(row.name.startswith("aten::") for row in rows)
-    lacks = lacks or f"The table has only CPU times{_TABLE['record'] * is_of_torch}."
+    if not (lacks or on_gpu):
+        lacks = f"The table has only CPU times{_TABLE['record'] * is_of_torch}."
     if len({row.name for row in result.rows}) < _FEWEST_ROWS and not result.self_cpu_ns:
         lacks = _TABLE["say"]["few rows"]
     named = _longest(rows, field)
     if not named:
         lacks = "What takes the time is not decided, because all rows show 0: keep the first ones."
-    return [*known, f"{lacks} Most {what} time: {named}." if named else lacks]
+    return [*known, f"{lacks} Most {what} time: {named}.".strip() if named else lacks]
 
 
-def _with_calls(rows: list[TableRow], field: str, what: str) -> list[str]:
-    """The longest row, of rows whose times include what they call; no share of them is known."""
+def _with_calls(rows: list[TableRow], field: str, what: str, whole: int) -> list[str]:
+    """The longest row, of rows whose times include what they call."""
     top, most, calls = rows[0], getattr(rows[0], field), rows[0].num_calls
     inside = [row for row in rows[1:] if row.num_calls == calls]
     inside = [row for row in inside if getattr(row, field) >= _SAME_SPEED * most]
     each = f" in {calls:,} calls of {format_duration(most / calls)}" if calls > 1 else ""
     text = f"{_named(top)} and what it calls take longest on the {what}"
-    said = [f"{text}: {format_duration(most)}{each}, of the rows shown.", *_advised(top)]
+    of = f" of {format_duration(whole)} ({format_ratio(most / whole)})" if whole >= most > 0 else ""
+    shown = ", of the rows shown" * (2 * most < whole or not of)
+    said = [f"{text}: {format_duration(most)}{of}{each}{shown}.", *_advised(top)]
     nested = _say("nested", names=", ".join(map(_named, inside[:_MOST_MOMENTS])))
     return [*said, *[nested] * bool(inside)] if most else []
 
