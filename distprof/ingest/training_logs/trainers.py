@@ -143,7 +143,8 @@ class BarGrammar(Grammar):
         """Keep the bar that ran longest; of an epoch, the bar of its iterations that did."""
         named, bars = self._bars or ({}, {})
         if bars:
-            longest = max(bars.values(), key=lambda bar: (_seconds(bar), bar.last_second))
+            known = [bar for bar in bars.values() if bar.is_of_training] or [*bars.values()]
+            longest = max(known, key=lambda bar: (_seconds(bar), bar.last_second))
             inner = [bar for bar in bars.values() if bar.rows and not bar.is_of_epochs]
             if longest.is_of_epochs and inner:
                 longest = max(inner, key=lambda bar: len(bar.rows))
@@ -163,6 +164,10 @@ class BarGrammar(Grammar):
                 self.name = "the progress bar that ran longest"
                 self.notes.append(NOTES["unnamed_bars"].format(len(bars)))
             evaluations = [b for (n, _), b in named.items() if _PATTERNS["of_evaluation"].search(n)]
+            others = [b for b in bars.values() if longest.is_of_training > b.is_of_training]
+            evaluations += [
+                b for b in others if 0 <= len(longest.seen) - len(b.seen) < 2 <= len(b.seen)
+            ]
             evaluated = sum(bar.most_seconds for bar in evaluations)
             share = evaluated / (evaluated + longest.most_seconds or 1)
             if longest not in evaluations and share >= LEAST_EVALUATION:
