@@ -201,6 +201,8 @@ def _slowest_run(source: str, start: bytes) -> TrainingLog | None:
     """The slowest of several runs in a text; None unless their times differ."""
     runs = [*_runs(source, start)]
     runs = [run for run in runs if not run[1].origin.startswith(TYPED)] or runs
+    if len({log.origin.endswith("epochs") for _, log in runs}) > 1:
+        return None  # epochs are not compared with steps
     what, times = _times([log for _, log in runs])
     if len(runs) < 2 or not all(times):
         return None
