@@ -819,7 +819,8 @@ def _label(words: str) -> str:
 
 def _said_in(line: str, title: str) -> Iterator[_Said]:
     """Speeds in a line or sentence below a title."""
-    above = _label(_PATTERNS["clause"].split(title)[-1]) or title.strip(_MARKS)
+    above = _label(_PATTERNS["clause"].split(title)[-1])
+    above = above or _PATTERNS["joins"].sub("", title).strip(_MARKS)
     end, is_contrasted = 0, _PATTERNS["contrast"].match(line.lstrip()) is not None
     for value in filter(lambda one: one.per_s, _values(line)):
         told, typed = line[: value.at], line[value.at : value.end]
