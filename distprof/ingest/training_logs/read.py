@@ -202,7 +202,8 @@ def _slowest_run(source: str, start: bytes) -> TrainingLog | None:
     runs = [*_runs(source, start)]
     runs = [run for run in runs if not run[1].origin.startswith(TYPED)] or runs
     if len({log.origin.endswith("epochs") for _, log in runs}) > 1:
-        return None  # epochs are not compared with steps
+        note = NOTES["units"].format(*(name for name, _ in runs[:2]))
+        return replace(runs[0][1], notes=(*runs[0][1].notes, note))
     what, times = _times([log for _, log in runs])
     if len(runs) < 2 or not all(times):
         return None
