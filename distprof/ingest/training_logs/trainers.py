@@ -189,7 +189,8 @@ class BarGrammar(Grammar):
             return
         ratio = start / (self.rows[0].duration_ns or start)
         off = (abs(each * n / second - 1) if second else 0.0 for n, second, each, _ in bar.rates)
-        is_all = next(off, 0.0) < _CHANGED - 1  # that passed, and not of a training that went on
+        # That passed: not of a training that continued, nor the few first steps of one.
+        is_all = next(off, 0.0) < _CHANGED - 1 and step >= _FEWEST_STEPS
         if ratio > _SLOW_START:
             self.rows.insert(0, Row(step, start, step))
         elif len(self.rows) == 1 and not 1 / _CHANGED < ratio < _CHANGED and is_all:
