@@ -32,6 +32,7 @@ MAX_TEXT = 300
 _END = 1 << 16
 """Bytes at the end of a file of which the last line of each rank is kept."""
 
+_LONG, _SAID_LINES = 2_000, 100  # Lines of a file, and those at its ends that people may write
 STAGE_LINES = 12
 """Lines after a stage of the start that still say that a text ends in it."""
 
@@ -309,7 +310,7 @@ class Reader:
             events=tuple(
                 self._with_last(key, event)
                 for key, event in self.events.items()
-                if event.yields != "calls" or not self._has_more_calls
+                if (event.yields != "calls" or not self._has_more_calls) and self._is_said(event)
             ),
             stacks=tuple(self.stacks),
             ranks=tuple(sorted(self.ranks)),
@@ -320,6 +321,12 @@ class Reader:
             ends=dict(self.ends),
             notes=tuple(notes),
         )
+
+    def _is_said(self, event: OutputEvent) -> bool:
+        """Whether it may be said of the job: within a long file, programs print such texts."""
+        num = self.lines_of.get(event.file, 0)
+        is_within = num > _LONG and _SAID_LINES < event.line < num - _SAID_LINES
+        return not is_within or event.yields not in ("complaint", "silence")
 
     def _with_last(self, key: tuple[object, ...], event: OutputEvent) -> OutputEvent:
         shown, number = self._again.get(key, ("", 0))
@@ -508,10 +515,11 @@ def kinds_in(data: bytes) -> set[str]:
     """What the lines of a part of a file are about, without what healthy jobs print, too."""
     reader = Reader()
     reader.take_blocks([data], "", None)
-    kinds = {event.yields for event in reader.events.values()} - {*_KINDS["quiet"]}
+    events = reader.result([]).events
+    kinds = {event.yields for event in events} - {*_KINDS["quiet"]}
     last = reader.lines_of.get("", 0) - STAGE_LINES
     at_end = ("stage", "preparing")
-    ended = (e for e in reader.result([]).events if max(e.line, e.again) >= last)
+    ended = (event for event in events if max(event.line, event.again) >= last)
     kinds |= {event.yields for event in ended if event.yields in at_end}
     return kinds | {"stack"} if reader.stacks else kinds
 

@@ -227,6 +227,7 @@ _TINY = 0.05
 """Share of the peak below which batches or waits matter more than kernels."""
 
 _FEWEST_TICKS, _FEWEST_TIMED = 2, 3  # Ticks of the clock between two lines, and pairs of them
+_GAP = 50  # Ratio to the usual time from which a time between dates is not that of iterations
 _EVEN = 0.03  # Relative difference of a ratio that is a whole number
 TYPED, RUN, AGAIN = "timed phases", "Run number ", "Iteration numbers start again"
 """Beginning of the name of a log that someone typed, and of notes on several runs in a text."""
@@ -379,6 +380,11 @@ def _compared_with_the_clock(
     elif ratios:
         why = ", because the printed ones are longer"
     notes.append(f"Iteration times are the differences between the times of lines{why}.")
+    usual = median(ns for *_, ns in ticks)
+    gaps = [(ns, rows[start].iteration) for start, _, ns in ticks if ns > _GAP * usual]
+    if gaps:  # of a job that was started again
+        ticks = [tick for tick in ticks if tick[2] <= _GAP * usual]
+        notes.append(NOTES["gaps"].format(len(gaps), max(gaps)[1]))
     timed = [row._replace(duration_ns=None, span=None) for row in rows]
     for start, end, ns in ticks:
         span = (rows[end].iteration or 0) - (rows[start].iteration or 0)

@@ -237,7 +237,7 @@ def _pairs(names: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def _times(logs: Sequence[TrainingLog]) -> tuple[str, list[int]]:
-    """Time of an iteration in each log, in ns; that of a sample if their batches differ."""
+    """Time of an iteration or epoch of each log, in ns; of a sample if their batches differ."""
     times = [log.median_step_ns or 0 for log in logs]
     known = [log.samples_per_s[np.isfinite(log.samples_per_s)] for log in logs]
     rates = [float(np.median(each)) for each in known if len(each)]

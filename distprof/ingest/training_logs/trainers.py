@@ -69,6 +69,7 @@ class _Bar(msgspec.Struct):
     last_second: int
     is_of_epochs: bool = False  # Whether its label or unit says that it counts epochs.
     is_of_training: bool = False  # Whether its label says so, or it shows a loss.
+    is_done: bool = False  # Whether it is seen at its end.
 
     most_seconds: int = 0
     # As printed: step, whole seconds, seconds per step, and half of its last digit.
@@ -117,6 +118,7 @@ class BarGrammar(Grammar):
             bar.most_seconds = max(bar.most_seconds, second)
             bar.seen += [(int(step), second)] * (len(bar.seen) < _MAX_RATES)
             bar.is_of_epochs |= is_of_epochs
+            bar.is_done |= step == total
             is_of_training |= bool(_PATTERNS["shows_loss"].match(block, match.start()))
             bar.is_of_training |= is_of_training
             each = to_float(rate) or 0.0
@@ -143,7 +145,8 @@ class BarGrammar(Grammar):
         """Keep the bar that ran longest; of an epoch, the bar of its iterations that did."""
         named, bars = self._bars or ({}, {})
         if bars:
-            longest = max(bars.values(), key=lambda bar: (_seconds(bar), bar.last_second))
+            known = [bar for bar in bars.values() if bar.is_of_training] or [*bars.values()]
+            longest = max(known, key=lambda bar: (_seconds(bar), bar.last_second))
             inner = [bar for bar in bars.values() if bar.rows and not bar.is_of_epochs]
             if longest.is_of_epochs and inner:
                 longest = max(inner, key=lambda bar: len(bar.rows))
@@ -163,6 +166,10 @@ class BarGrammar(Grammar):
                 self.name = "the progress bar that ran longest"
                 self.notes.append(NOTES["unnamed_bars"].format(len(bars)))
             evaluations = [b for (n, _), b in named.items() if _PATTERNS["of_evaluation"].search(n)]
+            others = [b for b in bars.values() if longest.is_of_training > b.is_of_training]
+            evaluations += [
+                b for b in others if 0 <= len(longest.seen) - len(b.seen) < 2 <= len(b.seen)
+            ]
             evaluated = sum(bar.most_seconds for bar in evaluations)
             share = evaluated / (evaluated + longest.most_seconds or 1)
             if longest not in evaluations and share >= LEAST_EVALUATION:
@@ -181,14 +188,15 @@ class BarGrammar(Grammar):
         if not self.rows or not start:
             return
         ratio = start / (self.rows[0].duration_ns or start)
-        off = [abs(each * step - second) - half * step for step, second, each, half in bar.rates]
+        off = (abs(each * n / second - 1) if second else 0.0 for n, second, each, _ in bar.rates)
+        # That passed: not of a training that continued, nor the few first steps of one.
+        is_all = next(off, 0.0) < _CHANGED - 1 and step >= _FEWEST_STEPS
         if ratio > _SLOW_START:
             self.rows.insert(0, Row(step, start, step))
-        elif (
-            len(self.rows) == 1 and not 1 / _CHANGED < ratio < _CHANGED and max(off, default=0) <= 1
-        ):
+        elif len(self.rows) == 1 and not 1 / _CHANGED < ratio < _CHANGED and is_all:
             what = "epochs" if bar.is_of_epochs else "iterations"
-            self.notes.append(NOTES["before"].format(step, what, format_duration(start)))
+            note = NOTES["became" if ratio < 1 / _SLOW_START else "before"]
+            self.notes.append(note.format(step, what, format_duration(start), 1 / ratio))
 
 
 def _as_bars(block: bytes) -> bytes:
@@ -246,7 +254,7 @@ def _printed(bar: _Bar) -> list[Row]:
     rates = [each for step, _, each, _ in bar.rates if step >= _FEWEST_STEPS]
     at_ends = len({step for step, *_ in bar.rates}) == 1  # of epochs
     ends = [second for step, second in bar.seen if step == bar.last_step] if at_ends else []
-    if len({*ends}) > 1 and min(ends) >= _MIN_SECONDS:
+    if (len({*ends}) > 1 or bar.is_done) and min(ends, default=0) >= _MIN_SECONDS:
         times = (s_to_ns(second / bar.last_step) for second in ends)
         return [Row(bar.last_step * n, ns, bar.last_step) for n, ns in enumerate(times, 1)]
     ns = s_to_ns(_between(bar) or (rates[-1] if at_ends else median(rates))) if rates else None

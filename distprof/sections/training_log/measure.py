@@ -112,6 +112,7 @@ def _times(log: TrainingLog) -> dict[str, Any]:
     mean = float(np.average(ns, weights=weight))
     spread = float(np.sqrt(np.average((ns - mean) ** 2, weights=weight)))
     p95, p99 = np.percentile(ns, [95, 99])
+    longest = _printed(log.iteration[steady], ns.argmax())
     slow = _slow(log.iteration[steady], ns, weight)
     slow = {"slow_excess_ns": log.unprinted_ns} if log.unprinted_ns else slow
     first = np.flatnonzero(log.duration_ns != ABSENT)[0]
@@ -125,19 +126,13 @@ def _times(log: TrainingLog) -> dict[str, Any]:
         "p95_ns": round(float(p95)),
         "p99_ns": round(float(p99)),
         "max_ns": int(ns.max()),
-        "longest_iteration": _longest(log.iteration[steady], ns, log.span[steady]),
+        "longest_iteration": longest if log.span[steady][ns.argmax()] == 1 else None,
         "cv": spread / mean if mean > 0 else None,
         "steady_ns": tuple(ns[-MAX_KEPT:].tolist()),
         "first_ns": int(log.duration_ns[first]),
         "slow_span": _slow_span(log.iteration[counts], log.duration_ns[counts], log.span[counts]),
         **slow,
     }
-
-
-def _longest(number: Int64Array, ns: Int64Array, span: Int64Array) -> int | None:
-    """Number of the longest iteration; None if its report has none, or is a mean."""
-    at = int(ns.argmax())
-    return int(number[at]) if span[at] == 1 and number[at] != ABSENT else None
 
 
 def _weights(number: Int64Array, ns: Int64Array, span: Int64Array) -> Floats:

@@ -45,7 +45,12 @@ _FAR = 3  # Ratio between the two
 _MOST_APART = 4  # Ratio of all reports to those of the smaller group
 
 _SHORT = "GPU memory is short"
-_FIRST = ("Evaluation takes", "The loss is NaN or infinite", "Pauses between reports take")
+_FIRST = (
+    "Evaluation takes",
+    "Later ",
+    "The loss is NaN or infinite",
+    "Pauses between reports take",
+)
 _TOLD = (_SHORT, "The log does not say", "The log names no unit", "So little use")
 """Beginnings of notes on which every time depends, or, at the end, that ask for a larger batch."""
 
@@ -73,7 +78,7 @@ def training_verdict(report: Report) -> VerdictText:
         undecided = _undecided(log)
     why = (
         *undecided,
-        *(_waiting(log), _reducing(log), _advice(log), _input_sentence(log), slower_sentence(log)),
+        *(_waiting(log), _reducing(log), _advice(log), slower_sentence(log)),
         *(_slow_sentence(log), f"Throughput: {rates}." if (rates := rate_text(log)) else ""),
         *(nccl_line, *(told(report.nccl, "connections") if nccl_line else ()), _left_out(log)),
         *(note for note in log.unavailable if note.startswith(_TOLD[: -1 if is_short else None])),
@@ -311,16 +316,6 @@ def _advice(log: TrainingLogResult) -> str:
     most = max(_ADVICE, key=lambda phase: shares.get(phase, 0.0))
     least = _MOST_OF_BACKWARD if most == "backward" else _MOST_OF_IT
     return _ADVICE[most] if shares.get(most, 0.0) >= least else ""
-
-
-def _input_sentence(log: TrainingLogResult) -> str:
-    timer = log.input_timer
-    if timer is None or (timer.ratio or 0) < MIN_IDLE_RATIO:
-        return ""
-    return (
-        f"Waiting for input ({timer.name}) takes {format_duration(timer.mean_ns)}, "
-        f"{format_ratio(timer.ratio)} of {_what(log).lower()}."
-    )
 
 
 def slower_sentence(log: TrainingLogResult) -> str:

@@ -174,6 +174,15 @@ def test_healthy_output_is_none_of_a_failed_job(tmp_path: Path) -> None:
     assert not fits_job_output(str(file))
 
 
+@pytest.mark.parametrize(("after", "is_said"), [(10, True), (1_500, False), (2_990, True)])
+def test_what_a_program_prints_within_a_long_log_is_no_complaint(
+    after: int, *, is_said: bool
+) -> None:
+    lines = [f"Sample {n} : a cat in a tree" for n in range(3_000)]
+    lines[after] = "When I use four GPUs, the program gets stuck as following:"
+    assert ("complaint" in kinds_in("\n".join(lines).encode())) is is_said
+
+
 def test_an_exception_that_the_job_survived_is_no_end() -> None:
     caught = b'Traceback (most recent call last):\n  File "x.py", line 1, in f\nValueError: x\n'
     reader = Reader()
