@@ -389,6 +389,7 @@ _NEAR = 40  # Characters before a speed that may name a part of an iteration
 _JOB_PER_S = 1 / 600  # What takes longer is no iteration
 _ROUNDED = 0.0051  # A share that is rounded differs by less
 _MOST_STATED = 6  # Speeds that a text compares in sentences
+_LONG = 160  # Characters before and behind a speed that are quoted
 _FEWEST_REPORTS = 3  # of a log that says more than words next to it
 _SAME_SPEED = 0.95  # Share of a speed from which another is the same
 _FEWEST_RANKS, _SAME, _MOST_EFFICIENT = 3, 0.01, 1.2
@@ -599,10 +600,7 @@ def _rank_rates(lines: Sequence[str]) -> dict[str, float]:
 def _sentence_pairs(
     lines: Sequence[tuple[str, list[tuple[int, str, int]], list[_Value]]], kind: str
 ) -> dict[tuple[str, int], float]:
-    """What is counted and how many of it to the first value of a kind, as sentences pair them.
-
-    Of lines that differ only in their numbers, the best value counts.
-    """
+    """What is counted and how many to the first value of a kind, or the best of lines alike."""
     found: dict[tuple[str, int], list[float]] = {}  # Several below a line that only counts.
     forms: dict[tuple[str, int], str] = {}
     pending: tuple[str, int] | None = None
@@ -679,7 +677,7 @@ def _scaling(text: str) -> ScalingTable | None:
     if len(pairs) < 2:
         if len(of_ranks := _rank_rates(lines)) >= _FEWEST_RANKS:
             return _by_name(of_ranks, "ranks")
-        read = [(_form(line), _counts(line), [*_values(line)]) for line in lines]
+        read = [(_form(line.lower()), _counts(line), [*_values(line)]) for line in lines]
         fewest = 2 if len(text) <= _SHORT else 3
         by_iterations = (
             ("time", "iterations") if "epoch" in text.lower() else ("iterations", "time")
@@ -751,7 +749,6 @@ class _Said(NamedTuple):
     kind: str
     per_s: float
     unit: str = ""  # Of a rate.
-    is_contrasted: bool = False  # Whether words say that it is another one.
 
     @property
     def name(self) -> str:
@@ -803,9 +800,10 @@ def _said(lines: Sequence[str]) -> Iterator[_Said]:
     for _, block in groupby(filter(str.strip, lines), _form):
         alike = [*block]
         said = [[*_said_in(line, title)] for line in alike]
+        are_named = all(one.name or any(one.places) for one in chain(*said))
         if not said[0]:
             title = alike[0] if _PATTERNS["title"].fullmatch(alike[0]) else title
-        elif len(alike) < _FEWEST_REPORTS or all(one.name for some in said for one in some):
+        elif len(alike) < _FEWEST_REPORTS or are_named:
             yield from chain(*said)
         else:
             usual = median(some[0].per_s for some in said if some)
@@ -813,19 +811,19 @@ def _said(lines: Sequence[str]) -> Iterator[_Said]:
 
 
 def _label(words: str) -> str:
-    """The last of some words without verbs, articles and the like."""
+    """The last of some words, without verbs and articles around them."""
     return _PATTERNS["filler"].sub("", words).strip(_MARKS)[-_LABEL:]
 
 
 def _said_in(line: str, title: str) -> Iterator[_Said]:
     """Speeds in a line or sentence below a title."""
-    above = _label(_PATTERNS["clause"].split(title)[-1]) or title.strip(_MARKS)
-    end, is_contrasted = 0, _PATTERNS["contrast"].match(line.lstrip()) is not None
+    bare = title.strip(_MARKS)
+    above = bare if _PATTERNS["way"].match(bare) else _label(_PATTERNS["clause"].split(bare)[-1])
+    end = 0
     for value in filter(lambda one: one.per_s, _values(line)):
-        told, typed = line[: value.at], line[value.at : value.end]
-        is_contrasted |= end > 0 and _PATTERNS["contrast"].search(told, end) is not None
-        what = above, value.kind, value.per_s, value.unit, is_contrasted
-        yield _Said(line, told, told[end:], typed, line[value.end :], *what)
+        told, typed = line[: value.at], line[value.at : value.end].strip()
+        words = line, told, told[end:], typed, line[value.end :], above
+        yield _Said(*words, value.kind, value.per_s, value.unit)
         end = value.end
 
 
@@ -897,7 +895,7 @@ def _ways(said: Sequence[_Said]) -> ScalingTable | None:
             by_word = dict(zip(told[:num], (one.per_s for one in said), strict=False))
     named = _alike([(one.name, one.per_s) for one in said if one.name])
     columns = zip(*(one.places for one in said), strict=True)
-    places = max(columns, key=lambda some: len([*filter(None, some)]))
+    places = max(columns, key=lambda column: sum(map(bool, column)))
     placed = _alike((at, one.per_s) for at, one in zip(places, said, strict=True) if at)
     if said[0].kind == "iterations" and any(map(_counts, placed)):
         placed = {}  # the batch may grow with the number of GPUs
@@ -922,10 +920,7 @@ def _alike(said: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 def _extremes(found: Iterable[_Said], *, is_changed: bool) -> ScalingTable | None:
-    """The slowest and the fastest of a few speeds of one quantity that sentences state.
-
-    All of them if they fall with time, unless something else has changed meanwhile.
-    """
+    """The slowest and the fastest of a few speeds of one quantity; all if they fall with time."""
     stated: dict[str, list[_Said]] = {}
     of = ""
     for one in found:
@@ -933,22 +928,19 @@ def _extremes(found: Iterable[_Said], *, is_changed: bool) -> ScalingTable | Non
         if one.is_stated and not one.is_of_a_part:
             stated.setdefault(of, []).append(one)
     for alike in stated.values():
-        rates = {one.typed.strip(): one.per_s for one in alike}
-        slow, *_, fast = sorted((*alike, alike[0]), key=lambda one: one.per_s)
+        slow, *_, fast = order = sorted((*alike, alike[0]), key=lambda one: one.per_s)
         are_unlike = slow.per_s < _SAME_SPEED * fast.per_s < _SAME_SPEED * _MOST_APART * slow.per_s
         if len(alike) > _MOST_STATED or not are_unlike:
             continue
-        is_late = any(
-            _PATTERNS["late"].search(one.before) or one.is_contrasted for one in alike[1:]
-        )
-        is_moved = is_changed or not (is_late and _PATTERNS["early"].search(alike[0].before))
-        if not is_moved and [*rates.values()] == sorted(rates.values(), reverse=True):
-            return _by_name(rates, "moments")
-        told = (f"{one.told[-2 * _NEAR :]}{one.typed}{one.behind[:_NEAR]}" for one in (fast, slow))
+        is_late = any(_PATTERNS["late"].search(one.before) for one in alike[1:])
+        falls = is_late and not is_changed and [*dict.fromkeys(order[::-1])] == alike
+        if falls and _PATTERNS["early"].search(fast.before):
+            return _by_name({one.typed: one.per_s for one in alike}, "moments")
+        told = (f"{one.told[-_LONG:]}{one.typed}{one.behind[:_LONG]}" for one in (fast, slow))
         said = "; ".join(dict.fromkeys(one.strip(" #>.") for one in told))
-        of = "times" if all(map(_PATTERNS["duration"].match, rates)) else "rates"
-        both = {one.typed.strip(): one.per_s for one in (slow, fast)}
-        return _by_name(both, of, f"The text says: {said}.")
+        are_times = all(_PATTERNS["duration"].match(one.typed) for one in alike)
+        both = {one.typed: one.per_s for one in (slow, fast)}
+        return _by_name(both, "times" if are_times else "rates", f"The text says: {said}.")
     return None
 
 
