@@ -65,12 +65,7 @@ _MANY_DIGITS = re.compile(rb"-\d{19}|(?<![.\d])\d{20}")
 
 
 def decode_json(data: bytes, kind: type[T]) -> T:
-    """Decode a file of distprof and check that integers fit 64 bits, as arithmetic requires.
-
-    Raises:
-        ValueError: If an integer does not fit, or the text is not JSON of this kind (msgspec's
-            errors are subclasses).
-    """
+    """Decode a file of distprof; ValueError if that fails, or an integer exceeds 64 bits."""
     found = msgspec.json.decode(data, type=kind)
     if _MANY_DIGITS.search(data) is not None:  # almost never
         wrong = wrong_number(msgspec.json.decode(data))
@@ -167,11 +162,7 @@ def read_plain(path: str | os.PathLike[str], most: int) -> bytes:
 
 
 def within(data: bytes, most: int, name: str) -> bytes:
-    """Return the bytes of a file if there are at most ``most``.
-
-    Raises:
-        TooLargeError: If there are more.
-    """
+    """Return the bytes of a file; TooLargeError if there are more than ``most``."""
     if len(data) > most:
         raise TooLargeError(errno.EFBIG, f"more than {most:,} bytes", name)
     return data
@@ -246,11 +237,7 @@ class Seekable(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Move to a position, clamped to the start of the file.
-
-        Raises:
-            OSError: If this needs the size of the file, and the size is unknown.
-        """
+        """Move to a position, clamped to the start; OSError if that needs an unknown size."""
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at}
         self._at = max(0, (base[whence] if whence in base else self._size()) + offset)
         return self._at

@@ -207,13 +207,9 @@ class ConfigFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Config(ConfigFile, frozen=True, kw_only=True):
-    """The configuration, with file names relative to the working directory.
+    """The configuration, with file names relative to the working directory."""
 
-    Args:
-        source: The file that it was read from; empty for the defaults.
-    """
-
-    source: str = ""
+    source: str = ""  # The file that it was read from; empty for the defaults.
 
     @property
     def site(self) -> str:

@@ -116,7 +116,8 @@ _CLAUSES = (
 """Ends of clauses, the strongest first."""
 
 _LEAST_CLAUSE = 24  # Characters below which a clause says too little
-_BARE = re.compile(r"(?:: \w{1,60}(?:Error|Exception)| failed in NCCL)$")  # … as these do
+_BARE = re.compile(r"(?:: \w{1,60}(?:Error|Exception)|^Ranks \S+ failed| failed in NCCL)$")
+_MESSAGE = re.compile(r"(?:Error|Exception): ")  # of an exception: its commas end no clause
 
 
 def headed(text: str) -> tuple[str, str]:
@@ -136,6 +137,7 @@ def headed(text: str) -> tuple[str, str]:
 def _is_end(text: str, at: int) -> bool:
     head = text[:at]
     is_whole = head.count("(") == head.count(")") and not _BARE.search(head)
+    is_whole = is_whole and not (text[at] == "," and _MESSAGE.search(head))
     return is_whole and _LEAST_CLAUSE <= at <= MAX_HEADLINE
 
 
@@ -150,9 +152,9 @@ def glued(text: str) -> str:
     return _UNIT.sub("\u00a0", text)
 
 
-def few_ranks(ranks: Collection[int]) -> str:
+def few_ranks(ranks: Collection[int], width: int = 20) -> str:
     """For example ``rank 3`` or ``ranks 0-3``, in few characters."""
-    return f"rank{'' if len(ranks) == 1 else 's'} {short_ranks(ranks, 20)}"
+    return f"rank{'' if len(ranks) == 1 else 's'} {short_ranks(ranks, width)}"
 
 
 def short_ranks(ranks: Collection[int], width: int = 40) -> str:

@@ -57,11 +57,7 @@ def check_reporter(name: str | None) -> None:
 
 
 def find_reporter(name: str) -> Reporter:
-    """The reporter called ``name``.
-
-    Raises:
-        UsageError: If the name is unknown.
-    """
+    """The reporter called ``name``; UsageError if there is none."""
     check_reporter(name)
     # by name: what runs in a training process must not import the documents
     found: Reporter = import_module("distprof.documents.saved").REPORT.reporter(name)

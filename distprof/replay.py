@@ -227,5 +227,4 @@ def _ranges(low: Int64Array, high: Int64Array) -> Int64Array:
     """The concatenated ranges from each ``low`` up to, not including, its ``high``."""
     length = high - low
     skipped = np.cumsum(length) - length
-    result: Int64Array = np.repeat(low - skipped, length) + np.arange(length.sum())
-    return result
+    return np.repeat(low - skipped, length) + np.arange(length.sum())

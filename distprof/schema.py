@@ -110,8 +110,7 @@ class Coded(msgspec.Struct, frozen=True):
         if not self.values:
             return np.zeros(len(self), dtype=np.int64)
         numbers = [known.setdefault(value, len(known)) for value in self.values]
-        of_rows: Int64Array = np.array(numbers, dtype=np.int64)[self.codes]
-        return of_rows
+        return np.array(numbers, dtype=np.int64)[self.codes]
 
     @staticmethod
     def merged(codes: NDArray[np.int32], values: Sequence[str]) -> Coded:

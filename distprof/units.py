@@ -26,7 +26,7 @@ MOST_RANKS = 1_000_000
 
 _LEAST_SHOWN = 0.01
 _ROUNDED_UP = 0.9995  # at or above this, three digits round to 1.00: 999.9 µs is 1.00 ms
-_DURATION_UNITS = ((NS_PER_S, "s"), (NS_PER_MS, "ms"), (NS_PER_US, "µs"))
+_DURATION_UNITS = ((3_600 * NS_PER_S, "h"), (NS_PER_S, "s"), (NS_PER_MS, "ms"), (NS_PER_US, "µs"))
 _BYTE_UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 _TIME = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)\s?(ns|us|µs|ms|s)")
 _UNITS_NS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": NS_PER_S}
@@ -92,6 +92,14 @@ def format_flop(count: float) -> str:
     return f"{count:.3g} FLOP"
 
 
+def format_energy(joules: float) -> str:
+    """For example ``1.2 kJ``."""
+    for unit, size in (("MJ", 1e6), ("kJ", 1e3), ("J", 1.0)):
+        if joules >= size:
+            return f"{joules / size:.3g} {unit}"
+    return f"{joules * 1e3:.3g} mJ"
+
+
 def format_ratio(ratio: float | None) -> str:
     """A ratio as a percentage, for example ``15.6 %``; ``–`` for None."""
     if ratio is None:
@@ -138,6 +146,12 @@ def format_parts(parts_ns: Sequence[float]) -> tuple[list[str], str]:
         shown[i] += 1 if lacking > 0 else -1
     texts = [f"{value / 10**decimals:,.{decimals}f} {unit}" for value in (*shown, shown_total)]
     return texts[:-1], texts[-1]
+
+
+def few_names(names: Sequence[str], most: int, between: str = ", ") -> str:
+    """The first names, and how many there are beyond them, for example ``a, b and 3 more``."""
+    left = len(names) - most
+    return between.join(names[:most]) + (f" and {left} more" if left > 0 else "")
 
 
 def name_ranks(ranks: Iterable[int]) -> str:

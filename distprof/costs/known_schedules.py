@@ -37,11 +37,7 @@ def one_f_one_b(num_ranks: int, num_micro_batches: int) -> RankOrders:
     Source:
         Narayanan et al. 2021, section 2.2 (PipeDream-Flush).
     """
-    batches = range(num_micro_batches)
-    return [
-        _interleave([(rank, m) for m in batches], warm_up=num_ranks - 1 - rank)
-        for rank in range(num_ranks)
-    ]
+    return _interleaved(num_ranks, num_micro_batches, 1, per_hop=1)
 
 
 def looped_bfs(num_ranks: int, num_micro_batches: int, virtual_stages: int) -> RankOrders:
@@ -69,23 +65,22 @@ def interleaved_1f1b(num_ranks: int, num_micro_batches: int, virtual_stages: int
         Narayanan et al. 2021, section 2.2; Megatron's schedule table, torch's
         ScheduleInterleaved1F1B.
     """
-    return _interleaved(num_ranks, num_micro_batches, virtual_stages, per_hop=2, splits=False)
+    return _interleaved(num_ranks, num_micro_batches, virtual_stages, per_hop=2)
 
 
 def _interleave(
     forward: Sequence[tuple[int, int]],
-    backward: Sequence[tuple[int, int]] | None = None,
+    back: Sequence[tuple[int, int]],
     *,
     warm_up: int,
-    deferred: int | None = None,
+    deferred: int | None,
 ) -> list[Action]:
     """Warm-up forwards, then alternating forwards and backwards, then the remaining backwards.
 
-    Both are pairs of stage and micro-batch; equal unless ``backward`` is given. One more forward
-    than ``warm_up`` precedes the first backward. If ``deferred`` is given, backwards are split, and
-    each weight part is deferred by that number of input parts.
+    Both are pairs of stage and micro-batch. One more forward than ``warm_up`` precedes the first
+    backward. If ``deferred`` is given, backwards are split, and each weight part is deferred by
+    that number of input parts.
     """
-    back = forward if backward is None else backward
     kind = SlotKind.BACKWARD if deferred is None else SlotKind.BACKWARD_INPUT
     late = len(back) if deferred is None else deferred
     weights = [] if deferred is None else [Action(s, SlotKind.BACKWARD_WEIGHT, m) for s, m in back]
@@ -107,11 +102,7 @@ def zb_h1(num_ranks: int, num_micro_batches: int) -> RankOrders:
     Source:
         Qi et al. 2024, section 2.1.
     """
-    batches = range(num_micro_batches)
-    return [
-        _interleave([(rank, m) for m in batches], warm_up=num_ranks - 1 - rank, deferred=rank)
-        for rank in range(num_ranks)
-    ]
+    return _interleaved(num_ranks, num_micro_batches, 1, per_hop=1, deferral=1)
 
 
 def zb_h2(num_ranks: int, num_micro_batches: int) -> RankOrders:
@@ -123,11 +114,7 @@ def zb_h2(num_ranks: int, num_micro_batches: int) -> RankOrders:
     Source:
         Qi et al. 2024, section 2.2.
     """
-    batches, most = range(num_micro_batches), 2 * (num_ranks - 1)
-    return [
-        _interleave([(rank, m) for m in batches], warm_up=most - 2 * rank, deferred=2 * rank)
-        for rank in range(num_ranks)
-    ]
+    return _interleaved(num_ranks, num_micro_batches, 1, per_hop=2, deferral=2)
 
 
 def interleaved_zero_bubble(
@@ -138,19 +125,24 @@ def interleaved_zero_bubble(
     Source:
         torch's ScheduleInterleavedZeroBubble; Qi et al. 2024.
     """
-    return _interleaved(num_ranks, num_micro_batches, virtual_stages, per_hop=1, splits=True)
+    return _interleaved(num_ranks, num_micro_batches, virtual_stages, per_hop=1, deferral=1)
 
 
 def _interleaved(
-    num_ranks: int, num_micro_batches: int, virtual_stages: int, *, per_hop: int, splits: bool
+    num_ranks: int,
+    num_micro_batches: int,
+    virtual_stages: int,
+    *,
+    per_hop: int,
+    deferral: int | None = None,
 ) -> RankOrders:
     """Interleaved 1F1B with ``per_hop`` warm-up forwards for each later rank.
 
-    With ``splits``, weight gradients are deferred as in ZB-H1. Groups of micro-batches are as large
-    as the number of ranks, or slightly larger, so that all are equal. If they cannot be, it is a
-    ValueError, as in torch.
+    With ``deferral``, weight gradients are deferred by that many micro-batches for each earlier
+    rank. If a rank has several stages, groups of micro-batches are as large as the number of ranks,
+    or slightly larger, so that all are equal. If they cannot be, it is a ValueError, as in torch.
     """
-    rounds = max(1, num_micro_batches // num_ranks)
+    rounds = max(1, num_micro_batches // num_ranks) if virtual_stages > 1 else 1
     if num_micro_batches % rounds:
         raise ValueError(
             f"{num_micro_batches} micro-batches do not make {rounds} equal groups of at least"
@@ -165,7 +157,7 @@ def _interleaved(
             [(c * num_ranks + rank, m) for m, c in table],
             [((last - c) * num_ranks + rank, m) for m, c in table],
             warm_up=last * size + per_hop * (num_ranks - 1 - rank),
-            deferred=rank if splits else None,
+            deferred=None if deferral is None else deferral * rank,
         )
         for rank in range(num_ranks)
     ]

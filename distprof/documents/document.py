@@ -128,7 +128,10 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         try:
             data = msgspec.json.encode(result, order=self.order)
         except UnicodeEncodeError:  # half a surrogate pair: a file name that is not UTF-8
-            builtins = each_text(msgspec.to_builtins(result), _well_formed)
+            builtins = each_text(
+                msgspec.to_builtins(result),
+                lambda text: text.encode("utf-8", "backslashreplace").decode(),
+            )
             data = msgspec.json.encode(builtins, order=self.order)
         if len(data) <= LARGE:
             data = msgspec.json.format(data, indent=self.indent)
@@ -272,11 +275,6 @@ def _html(document: Document[T], result: T, options: RenderOptions) -> str:
 def _escaped(match: re.Match[str]) -> str:
     units = match.group().encode("utf-16-be").hex()
     return "".join(f"\\u{units[i : i + 4]}" for i in range(0, len(units), 4))
-
-
-def _well_formed(text: str) -> str:
-    """``text`` with unpaired surrogates escaped."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

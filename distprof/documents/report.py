@@ -21,7 +21,7 @@ from distprof.sections.report import Report
 from distprof.sections.shows import LONG_SENTENCES, judge, origin, sentences_of, tables_of
 from distprof.sections.whatif.plan import MIN_GAIN_RATIO
 from distprof.sections.whatif.show import plan_basis, plan_promise, plan_sentence
-from distprof.units import format_duration, format_ratio
+from distprof.units import few_names, format_duration, format_ratio
 
 SAME_RATIO = 0.05
 """Relative difference below which a second number (a simulated gain next to a cost) is left out."""
@@ -341,5 +341,4 @@ def _unknown(report: Report) -> Iterator[str]:
     for one in report.not_checked:
         by_reason.setdefault(one.why, []).append(one)
     for why, rules in sorted(by_reason.items(), key=lambda item: -len(item[1])):
-        codes, left = ", ".join(one.code for one in rules[:_FEW_CODES]), len(rules) - _FEW_CODES
-        yield f"{codes}{f' and {left} more' if left > 0 else ''} not checked: {why}"
+        yield f"{few_names([one.code for one in rules], _FEW_CODES)} not checked: {why}"

@@ -101,8 +101,7 @@ class Classifier:
         if not names.values:
             return np.zeros(len(names), dtype=np.int8)
         table = np.array([self.verdict(name).kind for name in names.values], dtype=np.int8)
-        kinds: NDArray[np.int8] = table[names.codes]
-        return kinds
+        return table[names.codes]
 
     def _judge(self, name: str) -> Verdict:
         own = _first_match(self._own, name)

@@ -22,6 +22,7 @@ from distprof.ingest.nsys import ENDINGS, opened_process, processes_in, why_not_
 from distprof.ingest.recognise import foreign_format, refuse_foreign
 from distprof.ingest.rocprof import begins_rocprof, is_rocprof, opened_rocprof, processes_in_rocprof
 from distprof.run.run import Gap
+from distprof.units import few_names
 
 if TYPE_CHECKING:  # few jobs use object stores, and asyncio and fsspec take long to import
     from distprof.remote.download import Stored
@@ -311,7 +312,7 @@ def _refuse(
     raise InputError(
         source,
         expected="at least one Kineto trace",
-        found=_named([f"{_name(p)} ({why})" for p, why in reasons.items()]),
+        found=few_names([f"{_name(p)} ({why})" for p, why in reasons.items()], _MAX_NAMED),
         fix=next(iter(fixes), "") or "name a folder or file that torch.profiler wrote",
     )
 
@@ -322,7 +323,7 @@ def _gaps(verdicts: dict[str, str], unread: dict[str, OSError]) -> Iterator[Gap]
     if skipped:
         one, several = "file that is not a Kineto trace", "files that are not Kineto traces"
         files = one if len(skipped) == 1 else several
-        message = f"Skipped {len(skipped)} {files}: {_named(skipped)}."
+        message = f"Skipped {len(skipped)} {files}: {few_names(skipped, _MAX_NAMED)}."
         yield Gap(what="not-a-trace", message=message)
     for path, error in unread.items():
         rank = rank_in_name(path)
@@ -346,11 +347,6 @@ def _parts(trace: TraceFile) -> tuple[TraceFile, ...]:
         return (trace,)
     rank = trace.name_rank if len(processes) == 1 else None
     return tuple(replace(trace, process=process, name_rank=rank) for process in processes)
-
-
-def _named(items: Sequence[str]) -> str:
-    more = len(items) - _MAX_NAMED
-    return ", ".join(items[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _name(path: str) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import gzip
 import io
 import math
+import re
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -60,6 +61,8 @@ _ROUNDING = 0.005
 """GB/s by which printed bandwidths may be off."""
 
 
+_KEEP_ALL = "keep the complete output, with the command and the lines that list the GPUs"
+_OTHER = "the table is of another program than nccl-tests"
 _KEEP_ROWS = "keep the rows of larger sizes, or test them (-b 1M -e 4G -f 2)"
 _JOIN = "build nccl-tests with MPI=1 and start one process per GPU, or name GPUs with -g"
 
@@ -77,8 +80,10 @@ class _Row(msgspec.Struct):
 class _Column(msgspec.Struct, frozen=True):
     """A column of a table of another program: its place, and what its numbers are multiples of."""
 
+    what: str  # ``size``, ``bus`` or ``speed`` (several of a kind are of as many runs), ``time``.
     place: int
     unit: float  # Bytes, µs or GB/s.
+    run: str  # What its name calls the run.
 
 
 class _Table(msgspec.Struct):
@@ -90,6 +95,7 @@ class _Table(msgspec.Struct):
     first_ranks: set[tuple[str, str]] = msgspec.field(default_factory=set)  # Host and process.
     device: str = ""
     num_iterations: int | None = None
+    runs: tuple[str, ...] = ()  # Of which a row has a speed each.
     rows: list[_Row] = msgspec.field(default_factory=list)
 
 
@@ -261,7 +267,7 @@ def holds_speeds(text: str) -> bool:
 def _tables(lines: Iterable[str]) -> Iterator[_Table]:
     """The output of each test; a new one begins with its settings, its GPUs or its columns."""
     table, test, label = _Table(), "", ""
-    head: dict[str, _Column] = {}
+    head: list[_Column] = []
     width = 0
     for long_line in lines:
         line = _SAYS["launcher"].sub("", long_line[:_MAX_LINE])
@@ -280,6 +286,8 @@ def _tables(lines: Iterable[str]) -> Iterator[_Table]:
                 table = _Table(test=test)
             if not table.rows:
                 table.label, label = label, ""
+                are_runs = len(row.halves) > 1 and not row.dtype
+                table.runs = tuple(one.run for one in head[1 : 1 + len(row.halves)] if are_runs)
             table.rows.append(row)
         elif found := _head(line):
             head, width = found
@@ -302,23 +310,25 @@ def _is_of_another(row: _Row, rows: Sequence[_Row]) -> bool:
     """Whether rows of a size have another number of ranks, so each is of a run of its own."""
     (_, speed, bus, _), (_, before, bus_before, _) = row.halves[0], (*rows, row)[0].halves[0]
     is_again = any(each.num_bytes == row.num_bytes for each in rows)
-    if not is_again or not bus_before:
-        return False
-    return abs(bus / bus_before * before - speed) > 0.004 * speed + 0.02
+    differs = bus_before > 0 and abs(bus / bus_before * before - speed) > 0.004 * speed + 0.02
+    return is_again and differs
 
 
-def _head(line: str) -> tuple[dict[str, _Column], int] | None:
-    """Columns of a header by what they hold, and their number; None for another line."""
+def _head(line: str) -> tuple[list[_Column], int] | None:
+    """Columns of a header, that of sizes first, and their number; None for another line."""
     for between in ("columns",) if _SAYS["sentence"].search(line) else ("columns", "words"):
         joined = _SAYS["before_unit"].sub("", line) if between == "words" else line
         cells = _SAYS[between].split(joined.strip("|# \t"))[:_MOST_COLUMNS]
-        found: dict[str, _Column] = {}
-        for what in ("size", "bus", "speed", "time"):
-            at = next((i for i, cell in enumerate(cells) if _SAYS[f"of_{what}"].search(cell)), None)
-            if at is not None:
-                found[what] = _Column(at, _unit(cells[at], what))
-        is_timed = "time" in found and any(word in line.lower() for word in ("byte", "latency"))
-        if len(cells) > 1 and "size" in found and (is_timed or found.keys() & {"bus", "speed"}):
+        found: list[_Column] = []
+        for what, most in (("size", 1), ("bus", None), ("speed", None), ("time", 1)):
+            fits = [i for i, cell in enumerate(cells) if _SAYS[f"of_{what}"].search(cell)]
+            runs = [i for i in fits if not _SAYS["no_run"].search(cells[i])] or fits[:1]
+            named = {_SAYS["unnamed"].sub("", cells[i]).strip(" _-,"): i for i in runs[::-1]}
+            columns = [_Column(what, i, _unit(cells[i], what), run) for run, i in named.items()]
+            found += columns[::-1][:most]
+        held = {column.what for column in found}
+        is_timed = "time" in held and re.search("byte|latency|count", line.lower())
+        if len(cells) > 1 and "size" in held and (is_timed or held & {"bus", "speed"}):
             return found, len(cells)
     return None
 
@@ -337,25 +347,31 @@ def _unit(text: str, what: str) -> float:
     return power / 1e9 / (8 if named[2][0] == "b" else 1)
 
 
-def _row_below(head: dict[str, _Column], width: int, line: str) -> _Row | None:
-    """A row of numbers below a header; None for another line."""
-    splits = (_SAYS[how].split(line.strip("| \t")) for how in ("columns", "words") if head)
-    least = max((column.place for column in head.values()), default=0)
-    cells = next((cells for cells in splits if least < len(cells) <= width), [])
-    values: dict[str, float] = {}
-    for what, column in head.items() if cells else ():
+def _row_below(head: Sequence[_Column], width: int, line: str) -> _Row | None:
+    """A row of numbers below a header, where columns have equally many parts; else None."""
+    begin = head[0].place + 1 if head else 0
+    for how in ("columns", "words") if head else ():
+        cells = _SAYS[how].split(line.strip("| \t"))
+        parts, rest = divmod(len(cells) - begin, max(width - begin, 1))
+        if max(one.place for one in head) < len(cells) and (len(cells) <= width or not rest):
+            break
+    else:
+        return None
+    cells = [*cells[:begin], *cells[begin :: max(parts, 1)]]
+    values: dict[str, list[float]] = {}
+    for column in head:
         number = _SAYS["number"].match(cells[column.place])
         if number is None:
             return None
-        typed = number[2] and _unit(number[2], what)
-        values[what] = float(number[1].replace(",", "")) * (typed or column.unit)
-    if not values or values["size"] < 1:
-        return None
-    us = values.get("time", 0.0)
-    bus = values.get("bus", values.get("speed", values["size"] / us / 1e3 if us else 0.0))
-    speed = values.get("speed", bus)
-    us = us or (values["size"] / speed / 1e3 if speed else 0.0)
-    return _Row(round(values["size"]), False, False, "", ((us, speed, bus, ""),))
+        typed = number[2] and _unit(number[2], column.what)
+        value = float(number[1].replace(",", "")) * (typed or column.unit)
+        values.setdefault(column.what, []).append(value)
+    size, us = values["size"][0], values.get("time", [0.0])[0]
+    buses = values.get("bus") or values.get("speed") or [size / us / 1e3 if us else 0.0]
+    speeds, us = (buses, 0.0) if len(buses) > 1 else (values.get("speed", buses), us)
+    pairs = zip(speeds, buses, strict=False)
+    halves = tuple((us or (v and size / v / 1e3), v, bus, "") for v, bus in pairs)
+    return _Row(round(size), False, False, "", halves) if size >= 1 else None
 
 
 def _row(line: str) -> _Row | None:
@@ -396,16 +412,17 @@ def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurv
     ranks = max(table.hosts) + 1 if table.hosts else _ranks_by_ratio(table, kind)
     cells = [[half[3] for half in row.halves] for row in table.rows]
     if not (ranks and table.rows[0].dtype) or bus_factor(kind, ranks) is None:
-        which = "" if kind else "which collective it is, and "
-        yield FabricCurve(
-            kind=kind.label,
-            group_size=ranks or 0,
-            label=table.label,
-            points=_as_printed(table),
-            num_wrong=sum(map(_is_wrong, chain.from_iterable(cells))),
-            refusal=f"the text does not say {which}over how many ranks: keep the complete output, "
-            "with the command and the lines that list the GPUs",
-        )
+        lacks = [*("which collective it is",) * (not kind), *("over how many ranks",) * (not ranks)]
+        refusal = f"the text does not say {' and '.join(lacks)}: {_KEEP_ALL}" if lacks else _OTHER
+        for at, run in enumerate(table.runs or [table.label]):
+            yield FabricCurve(
+                kind=kind.label,
+                group_size=ranks or 0,
+                label=run,
+                points=_as_printed(table, slice(at, at + 1) if table.runs else slice(None)),
+                num_wrong=sum(map(_is_wrong, chain.from_iterable(cells))),
+                refusal=refusal,
+            )
         return
     nodes = len(set(table.hosts.values())) if table.hosts and is_whole else None
     if nodes is None:
@@ -437,27 +454,22 @@ def _points(
     table: _Table, kind: CollectiveKind, ranks: int, place: int, notes: list[str]
 ) -> tuple[FabricPoint, ...]:
     """One point per size; sizes that rounding to elements leaves empty are left out."""
-    times: dict[int, list[float]] = {}
-    empty = 0
-    for row in table.rows:
-        if place >= len(row.halves):
-            continue
-        time_us = row.halves[place][0]
-        if row.num_bytes == 0 or time_us <= 0:
-            empty += 1
-            continue
-        times.setdefault(row.num_bytes, []).append(time_us * 1_000)
-    if empty:
+    rows = [(row.num_bytes, row.halves[place][0]) for row in table.rows if place < len(row.halves)]
+    timed = [(size, time_us) for size, time_us in rows if size and time_us > 0]
+    if empty := len(rows) - len(timed):
         notes.append(f"{empty} rows without bytes or time were skipped.")
+    times: dict[int, list[float]] = {}
+    for size, time_us in timed:
+        times.setdefault(size, []).append(time_us * 1_000)
     return tuple(
         point(kind, ranks, size, times[size], num_iterations=table.num_iterations)
         for size in sorted(times)
     )
 
 
-def _as_printed(table: _Table) -> tuple[FabricPoint, ...]:
-    """One point per size, with the bandwidths of the table."""
-    best = {row.num_bytes: max(row.halves, key=lambda half: half[2]) for row in table.rows}
+def _as_printed(table: _Table, of: slice) -> tuple[FabricPoint, ...]:
+    """One point per size, with the bandwidths of the table, or of some of its columns."""
+    best = {row.num_bytes: max(row.halves[of], key=lambda half: half[2]) for row in table.rows}
     return tuple(
         FabricPoint(
             bytes=size,
@@ -479,14 +491,14 @@ def _is_wrong(text: str) -> bool:
 
 
 def _kind(table: _Table, source: str, notes: list[str]) -> CollectiveKind:
-    """The collective, from the program's name, the file name or the ratio of bandwidths."""
+    """The collective, from a ratio that only one has, names, or the ratio of bandwidths."""
+    ratio = _ratio(table)
+    if (ratio or 0) > 1.01 or (_ratio(table, 0.1) or 0) > 1.2:
+        return CollectiveKind.ALL_REDUCE
     if table.test:
         return collective_kind(table.test)
     if test := _SAYS["in_name"].search(Path(source).name.lower()):
         return collective_kind(test[1])
-    ratio = _ratio(table)
-    if (ratio or 0) > 1.01 or (_ratio(table, 0.1) or 0) > 1.2:
-        return CollectiveKind.ALL_REDUCE
     if not table.rows[0].dtype:
         return CollectiveKind.UNKNOWN
     if ratio is not None and ratio < 0.99 and any(row.has_operator for row in table.rows):

@@ -121,10 +121,7 @@ def paths_of_logs(source: str, most: int) -> list[str]:
     """The source itself, or all files in a folder and its subfolders, sorted by path.
 
     A folder with a trace, or with more than ``most`` files, is not a folder of logs: the result is
-    empty.
-
-    Raises:
-        OSError: If the folder cannot be read.
+    empty. OSError if the folder cannot be read.
     """
     if "://" in source or not Path(expanded(source)).is_dir():
         return [source]
@@ -308,11 +305,17 @@ INNER = b"\x1f"
 """Stands before a line end within a text, so that lines are counted as the file has them."""
 
 
+_ENTITIES = {b"&quot;": b'"', b"&lt;": b"<", b"&gt;": b">", b"&#39;": b"'", b"&amp;": b"&"}
+
+
 def unwrapped(block: bytes) -> bytes:
     """A block without the JSON objects into which runtimes of containers put each line.
 
     Services that collect logs write a list of such objects, with a line for each of their keys.
     """
+    if b"&" in block:  # Perhaps text from the source of a page
+        for entity, character in _ENTITIES.items():
+            block = block.replace(entity, character)
     if not (b"{" in block[:16] or b'": "' in block) or not _WRAPPED.search(block):
         return block
     return b"".join(map(_text_of, block.splitlines(keepends=True)))

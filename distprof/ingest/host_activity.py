@@ -150,8 +150,7 @@ def _touches(spans: Intervals, requests: NDArray[np.bool_]) -> NDArray[np.bool_]
     before = np.searchsorted(begin, start, side="right")
     inside = (before > 0) & (end <= reach[np.maximum(before - 1, 0)])
     contains = np.searchsorted(begin, end, side="left") > np.searchsorted(begin, start, side="left")
-    result: NDArray[np.bool_] = requests | inside | contains
-    return result
+    return requests | inside | contains
 
 
 def _activity(host: Table, rows: NDArray[np.integer[Any]], kind: ActivityKind) -> Table:

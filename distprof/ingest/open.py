@@ -46,7 +46,7 @@ from distprof.join.windows import same_run
 from distprof.run.logs import JobOutput, NcclLog, TrainingLog
 from distprof.run.run import Gap, Rank, Run
 from distprof.schema import ABSENT
-from distprof.units import name_ranks
+from distprof.units import few_names, name_ranks
 
 # If all traces together are smaller than this as stored, starting processes costs more than it
 # saves; a number of processes that the user requests is started anyway.
@@ -382,12 +382,10 @@ def _only_one(source: str, candidates: Sequence[SourceFile]) -> SourceFile:
         if _same_job(logs):
             return kind, max(logs, key=lambda one: one[1].num_reports)[0]
     names = [str(Path(path).relative_to(Path(expanded(source)))) for _, path in candidates]
-    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     raise InputError(
         source,
         expected="the files of one job",
-        found=f"{len(names)} sources of one kind ({kind.origin}): "
-        f"{', '.join(names[:_MAX_NAMED])}{more}",
+        found=f"{len(names)} sources of one kind ({kind.origin}): {few_names(names, _MAX_NAMED)}",
         fix=f"name one of them: distprof analyze {candidates[0][1]}",
     )
 

@@ -24,6 +24,7 @@ from distprof.bounds import open_plain, table_beside
 from distprof.errors import InputError, OtherVerbError, StatementError
 from distprof.escape import plain
 from distprof.ingest.files import beginning
+from distprof.units import few_names
 
 _START_BYTES = 400
 
@@ -117,9 +118,7 @@ class Foreign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         )
         if not self.each or not named:
             return "; ".join(named[:_MOST_NAMED])
-        more = len(named) - _MOST_LISTED
-        listed = ", ".join(named[:_MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
-        return self.name.format(each=listed)
+        return self.name.format(each=few_names(named, _MOST_LISTED))
 
 
 def _bytes(text: str) -> bytes:

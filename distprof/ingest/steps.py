@@ -193,8 +193,7 @@ def _unfinished(host: Table, start: Int64Array, end: Int64Array) -> bool:
 def _optimizer_rows(host: Table) -> NDArray[np.intp]:
     names = host.coded("name")
     found = names.where([bool(_OPTIMIZER_STEP.match(value)) for value in names.values])
-    rows: NDArray[np.intp] = np.flatnonzero(found)
-    return rows
+    return np.flatnonzero(found)
 
 
 def _optimizer_steps(host: Table, first_ns: int, last_ns: int) -> _Marks | None:
@@ -281,8 +280,7 @@ def _cut(launched: Int64Array, host: Table, marks: _Marks) -> NDArray[np.bool_]:
     kernels = np.bincount(launched[launched >= 0], minlength=len(marks.step))
     ratio = kernels / np.maximum(calls, 1)
     usual = float(np.median(ratio))
-    cut: NDArray[np.bool_] = (calls > 0) & (ratio < MIN_EXECUTED_RATIO * usual)
-    return cut
+    return (calls > 0) & (ratio < MIN_EXECUTED_RATIO * usual)
 
 
 def _device_ranges(activity: Table) -> Steps | None:

@@ -75,8 +75,7 @@ class Rests:
             del self._recent[next(iter(self._recent))]
         recent.append(rest)
         until = step_ns - mean_without_longest(np.array(recent))
-        bound: Floats = np.maximum(until, max(SHORTEST_PART * step_ns, 1.0))
-        return bound
+        return np.maximum(until, max(SHORTEST_PART * step_ns, 1.0))
 
 
 def mean_without_longest(steps: Floats) -> Floats:
@@ -306,8 +305,7 @@ def likely_excess(late: Lateness) -> Floats:
 
     Uncertainty must not count as spread.
     """
-    likely: Floats = np.where(late.excess > 0, late.excess, np.fmin(late.most_excess, 0.0))
-    return likely
+    return np.where(late.excess > 0, late.excess, np.fmin(late.most_excess, 0.0))
 
 
 def usual_difference(usual: Floats) -> float:

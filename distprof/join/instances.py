@@ -105,8 +105,7 @@ def step_labels(rank: Rank) -> Int64Array:
         np.maximum.at(last, index[~receives] + 1, place[~receives])
         trailing: Bools = receives & (place > last[index + 1])
         inside &= ~trailing
-    labels: Int64Array = np.where(inside, steps["step"][np.maximum(index, 0)], NO_STEP)
-    return labels
+    return np.where(inside, steps["step"][np.maximum(index, 0)], NO_STEP)
 
 
 def _group_index(ranks: Sequence[Rank], groups: Sequence[ProcessGroup]) -> NDArray[np.int32]:

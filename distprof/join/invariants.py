@@ -188,8 +188,7 @@ def _repeated(activity: Table, rows: Int64Array) -> Int64Array:
     equal = np.ones(max(len(rows) - 1, 0), np.bool_)
     for values in keys:
         equal &= values[order][1:] == values[order][:-1]
-    again: Int64Array = rows[order][1:][equal]
-    return again
+    return rows[order][1:][equal]
 
 
 # Impossibly long activities -----------------------------------------------------------------------

@@ -421,8 +421,7 @@ def _mixed(*columns: Int64Array) -> Int64Array:
     for column in columns:
         mixed = (mixed ^ column.astype(np.int64).view(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
         mixed ^= mixed >> np.uint64(29)
-    hashed: Int64Array = (mixed >> np.uint64(2)).astype(np.int64)
-    return hashed
+    return (mixed >> np.uint64(2)).astype(np.int64)
 
 
 def _deviations(
@@ -495,8 +494,7 @@ class ShiftedTables(TablesOf, frozen=True):
         """Times without the jumps; absent ones stay absent."""
         total = np.concatenate(([0], np.cumsum(self.by_ns)))
         shift = total[np.searchsorted(np.array(self.at_ns), times, side="right")]
-        moved: Int64Array = np.where(times == ABSENT, ABSENT, times - shift)
-        return moved
+        return np.where(times == ABSENT, ABSENT, times - shift)
 
 
 def _mended(rank: Rank, jumps: Sequence[Jump]) -> Rank | None:

@@ -339,8 +339,7 @@ def _one_value(values: NDArray[Any], known: Bools, first: Int64Array) -> Bools:
     limits = np.iinfo(values.dtype)
     low = np.minimum.reduceat(np.where(known, values, limits.max), first)
     high = np.maximum.reduceat(np.where(known, values, limits.min), first)
-    same: Bools = low >= high
-    return same
+    return low >= high
 
 
 def _num_in_common_window(rows: Rows, index: Int64Array) -> int:
@@ -422,8 +421,7 @@ def _nameless(rank: Rank) -> Bools:
     columns = [rank.collectives.coded(name) for name in ("group", "group_ranks")]
     if not all("" in column.values for column in columns):
         return np.zeros(len(rank.collectives), np.bool_)
-    without: Bools = columns[0].equals("") & columns[1].equals("")
-    return without
+    return columns[0].equals("") & columns[1].equals("")
 
 
 def _names_no_group(rank: Rank) -> bool:

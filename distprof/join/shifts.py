@@ -113,8 +113,7 @@ def steadier(a: Operations, b: Operations, shifts: Sequence[int], lead: int) -> 
     each, known_each = _differences(a, b, first + np.arange(longest), column)
     paired = [_steadier_paired(*_changes(common, known_common, lag), lead) for lag in LAGS]
     apart = [_steadier_apart(*_changes(each, known_each, lag), lead) for lag in LAGS]
-    evidence: Floats = np.maximum(_mean_of_known(paired), _mean_of_known(apart))
-    return evidence
+    return np.maximum(_mean_of_known(paired), _mean_of_known(apart))
 
 
 def _mean_of_known(parts: Sequence[Floats]) -> Floats:
@@ -181,8 +180,7 @@ def _clipped(values: Floats, known: Bools) -> Floats:
     middle = np.maximum(known.sum(axis=1) - 1, 0) // 2
     limit = 3 * sizes[np.arange(len(sizes)), middle]
     limit = np.where(np.isfinite(limit), limit, 0.0)[:, np.newaxis]
-    cut: Floats = np.where(known, np.clip(values, -limit, limit), 0.0)
-    return cut
+    return np.where(known, np.clip(values, -limit, limit), 0.0)
 
 
 # Shift in operations between two ranks' sequences, and its confidence ----------------------------

@@ -180,11 +180,7 @@ def timed_instances(matches: CollectiveMatches, ranks: Sequence[Rank]) -> Bools:
 
 
 def domain_of_ranks(clock: ClockAlignment, numbers: NDArray[Any]) -> Int64Array:
-    """Clock domain of each rank number.
-
-    Raises:
-        ValueError: If a rank is in no domain.
-    """
+    """Clock domain of each rank number; ValueError if a rank is in no domain."""
     known = distinct(numbers).astype(np.int64)
     domains = np.array([clock.domain_of(rank) for rank in known.tolist()], dtype=np.int64)
     return looked_up(known, domains, numbers)

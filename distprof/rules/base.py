@@ -153,6 +153,11 @@ class Limit(msgspec.Struct, frozen=True):
     meaning: str
 
 
+def worth(share: float) -> Limit:
+    """The smallest share of the step that a finding must cost."""
+    return Limit(share, "smallest share of the step that is worth reporting")
+
+
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a check; the engine adds code, name, severity and page to make a finding."""
 

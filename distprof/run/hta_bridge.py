@@ -180,8 +180,7 @@ def _codes(column: Coded, symbols: Any) -> Int64Array:
     symbols.add_symbols(_used(column))
     ids = symbols.get_sym_id_map()
     table = np.array([ids.get(value, ABSENT) for value in column.values] or [ABSENT], np.int64)
-    result: Int64Array = table[column.codes]
-    return result
+    return table[column.codes]
 
 
 def _threads(thread: Coded) -> tuple[NDArray[np.object_], NDArray[np.object_]]:
@@ -208,8 +207,7 @@ def _iterations(frame: pd.DataFrame, names: Sequence[str]) -> Int64Array:
     on_device = frame["stream"].to_numpy() >= 0
     launch = np.maximum(index_of_launch - 1, 0)  # indices count from 1
     of_launch = np.where(index_of_launch > 0, result[launch], ABSENT)
-    iterations: Int64Array = np.where(on_device, of_launch, result)
-    return iterations
+    return np.where(on_device, of_launch, result)
 
 
 def _refused(ranks: Sequence[Rank], tables: Sequence[RankTables]) -> dict[str, str]:

@@ -336,8 +336,7 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def steady_ns(self) -> Int64Array:
         """int64, times of one iteration of the reports that count."""
-        steady: Int64Array = self.duration_ns[self.is_steady]
-        return steady
+        return self.duration_ns[self.is_steady]
 
     @property
     def median_step_ns(self) -> int | None:

@@ -128,8 +128,7 @@ class TablesOf(msgspec.Struct, frozen=True):
 
 def light(content: _T) -> _T:
     """What is sent to another machine, without data that the receiver can read itself."""
-    sent: _T = content.light() if hasattr(content, "light") else content
-    return sent
+    return content.light() if hasattr(content, "light") else content
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):

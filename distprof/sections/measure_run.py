@@ -317,10 +317,8 @@ def measure_rank(
     """Measure one rank inside its windows.
 
     Pure: the same tables and context give the same analysis. Linear in the rows, except for sorting
-    them; each window adds only a search. ``load_host`` reads every operator; None if it cannot.
-
-    Raises:
-        ValueError: If the context does not fit the tables.
+    them; each window adds only a search. ``load_host`` reads every operator; None if it cannot. A
+    context that does not fit the tables is a ValueError.
     """
     _check_context(tables, context)
     # several parts need every operator: it is read once
@@ -330,11 +328,7 @@ def measure_rank(
 
 @cache
 def rank_parts() -> Mapping[str, Callable[..., Any]]:
-    """Functions that measure one rank alone, by the name of the part that they make.
-
-    Raises:
-        WiringError: If two subjects declare the same part.
-    """
+    """Functions that measure a rank alone, by the part they make; WiringError if two make one."""
     return declared_functions(_RANK)
 
 

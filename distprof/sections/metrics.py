@@ -115,22 +115,12 @@ def _first(*values: float | None) -> float | None:
     return next((value for value in values if value is not None), None)
 
 
-def _part(key: str) -> Callable[[Report], float | None]:
-    """Mean time of a part of a step; None without step marks."""
+def _sum(field: str, is_meant: Callable[[str], bool]) -> Callable[[Report], float | None]:
+    """Sum of a field over the parts of a step whose keys are meant."""
 
     def read(report: Report) -> float | None:
         parts = parts_of(report)
-        return sum(part.ns for part in parts if part.key == key) if parts else None
-
-    return _per_step(read)
-
-
-def _share(prefix: str) -> Callable[[Report], float | None]:
-    """Share of the analysed time of the parts whose keys have a prefix."""
-
-    def read(report: Report) -> float | None:
-        parts = parts_of(report)
-        return sum(part.ratio for part in parts if part.key.startswith(prefix)) if parts else None
+        return sum(getattr(part, field) for part in parts if is_meant(part.key)) if parts else None
 
     return read
 
@@ -179,9 +169,9 @@ def _reader(row: dict[str, str]) -> Callable[[Report], float | None]:
     if "field" in row:
         return attrgetter(row["field"])
     if "part" in row:
-        return _part(row["part"])
+        return _per_step(_sum("ns", row["part"].__eq__))
     if "share" in row:
-        return _share(row["share"])
+        return _sum("ratio", lambda key: key.startswith(row["share"]))
     return _findings(Severity(row["findings"])) if "findings" in row else _OWN[row["name"]]
 
 

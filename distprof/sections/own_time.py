@@ -256,8 +256,7 @@ def _idle_for_host(analysis: RankAnalysis, *, counts_all: bool) -> Int64Array:
         return own
     if analysis.idle is None or not counts_all:
         return analysis.idle_host_ns
-    rest: Int64Array = idle - analysis.input_ns
-    return rest
+    return idle - analysis.input_ns
 
 
 def _held(analysis: RankAnalysis) -> Int64Array:

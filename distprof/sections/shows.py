@@ -47,19 +47,14 @@ def tables_of(
     return tuple(replace(view, section=subject) for subject, view in made if view is not None)
 
 
-def verdicts_of(report: Report) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The verdicts of subjects that have one."""
-    return (verdict for _, make in _functions(report, VERDICTS) if (verdict := make(report)))
-
-
-def origins_of(report: Report) -> Iterator[str]:
-    """The origins of subjects that have one."""
-    return (line for _, make in _functions(report, ORIGINS) if (line := make(report)))
-
-
 def sentences_of(report: Report, names: Sequence[str] = SENTENCES) -> tuple[str, ...]:
     """The sentences that have something to say."""
-    return tuple(text for _, make in _functions(report, names) if (text := make(report)))
+    return tuple(_said_by(report, names))
+
+
+def _said_by(report: Report, names: Sequence[str]) -> Iterator[Any]:
+    """What the named functions of subjects say, where they say something."""
+    return (said for _, make in _functions(report, names) if (said := make(report)))
 
 
 def _functions(report: Report, names: Sequence[str]) -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -101,7 +96,7 @@ _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 def origin(report: Report) -> str:
     """The recording on one line: ranks, steps, backend, device, clocks, damage."""
-    known = next(origins_of(report), "") or recording_line(report)
+    known = next(_said_by(report, ORIGINS), "") or recording_line(report)
     return " · ".join(fact for fact in (known, damage_fact(report)) if fact)
 
 
@@ -161,7 +156,7 @@ def _of_subject(report: Report) -> Verdict:
         headline, detail = dominant_words(report, dominant)
         why = sentences_of(report)
         return Verdict(headline=headline, detail=detail, why=why, part=dominant.key)
-    line, reasons = next(verdicts_of(report), _nothing_measured(report))
+    line, reasons = next(_said_by(report, VERDICTS), _nothing_measured(report))
     return _said(line, (*reasons, plan_sentence(report)))
 
 

@@ -110,7 +110,7 @@ def counted(number: int, noun: str) -> str:
     if number != 1 and re.search(r"[^aeiou]y$", noun):
         noun = f"{noun[:-1]}ies"
     elif number != 1:
-        noun += "es" if noun.endswith("s") else "s"
+        noun += "es" if noun.endswith(("s", "ch")) else "s"
     return f"{number:,} {noun}"
 
 

@@ -178,9 +178,9 @@ def _of_link(curves: Sequence[FabricCurve], *, is_both_ways: bool) -> str:
     return text + _say("card")
 
 
-def _rank_of(curve: FabricCurve) -> tuple[int, int]:
+def _rank_of(curve: FabricCurve) -> tuple[int, int, int]:
     place = _PREFERRED.index(curve.kind) if curve.kind in _PREFERRED else len(_PREFERRED)
-    return place, -curve.group_size
+    return place, -curve.group_size, -max(point.bytes for point in curve.points)
 
 
 def fabric_sentences(profile: FabricFile) -> Iterator[str]:

@@ -88,16 +88,8 @@ def full_buffer_bytes(
     All-reduce: the buffer. All-gather and reduce-scatter: the concatenated size. All-to-all: one
     rank's whole send buffer. Scatter and gather: the root's buffer. Other kinds: the message.
 
-    Args:
-        kind: int8, a CollectiveKind, shape ``(n,)`` like all arguments.
-        in_elements: Elements of the input on this rank, ABSENT if unknown.
-        out_elements: Elements of the output on this rank.
-        element_bytes: Bytes of an element.
-        group_size: Ranks of the group.
-
-    Returns:
-        Bytes, int64, ABSENT if unknown and for barriers, and a mask of those computed as shard
-        times group size.
+    Arguments have one entry per operation of this rank, ABSENT if unknown. So have the bytes,
+    ABSENT also for barriers, and the mask of those computed as shard times group size.
 
     Source:
         Formula sheet, "Collectives": n follows nccl-tests, doc/PERFORMANCE.md.
@@ -161,8 +153,7 @@ def _kinds(comm_args: Table) -> NDArray[np.int8]:
     is_call = [name.startswith(OPERATORS + ANNOTATIONS) for name in names.values]
     called = [collective_kind(n) if c else 0 for n, c in zip(names.values, is_call, strict=True)]
     by_name = _by_value(names, called)
-    kinds: NDArray[np.int8] = np.where(by_argument > 0, by_argument, by_name).astype(np.int8)
-    return kinds
+    return np.where(by_argument > 0, by_argument, by_name).astype(np.int8)
 
 
 def _elements_by_shape(comm_args: Table) -> tuple[Int64Array, Int64Array]:
@@ -238,16 +229,14 @@ def _element_sizes(dtype: Coded) -> Int64Array:
 
 def _sane(values: Int64Array, limit: int) -> Int64Array:
     """The values, ABSENT if negative or implausibly large."""
-    kept: Int64Array = np.where((values >= 0) & (values < limit), values, ABSENT)
-    return kept
+    return np.where((values >= 0) & (values < limit), values, ABSENT)
 
 
 def _by_value(column: Coded, results: Sequence[int]) -> Int64Array:
     """Expand one result per distinct value to the rows."""
     if not column.values:
         return np.full(len(column), ABSENT, dtype=np.int64)
-    spread: Int64Array = np.array(results, dtype=np.int64)[column.codes]
-    return spread
+    return np.array(results, dtype=np.int64)[column.codes]
 
 
 def _json_list(text: str) -> list[object]:

@@ -205,12 +205,11 @@ def _around(
 
 def _calls(comm_args: Table) -> NDArray[np.bool_]:
     """Rows of ``record_param_comms`` on the CPU that name an operation."""
-    called: NDArray[np.bool_] = (
+    return (
         comm_args.coded("name").equals("record_param_comms")
         & _names_operation(comm_args)
         & ~comm_args.coded("category").isin(("kernel", "gpu_user_annotation"))
     )
-    return called
 
 
 def _enclosing(

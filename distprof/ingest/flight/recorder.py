@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import re
 import zlib
 from collections.abc import Sequence
 from math import prod
@@ -19,6 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.artefacts.records import LIBRARY
 from distprof.bounds import Bound
 from distprof.errors import InputError
 from distprof.ingest.communication import collective_kind
@@ -41,7 +41,6 @@ _STATES = {
     "started": FlightState.STARTED,
     "completed": FlightState.COMPLETED,
 }
-_LIBRARY_CODE = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|^<frozen")
 BROKEN = (
     msgspec.MsgspecError,
     UnicodeDecodeError,
@@ -286,7 +285,7 @@ def _dtypes(dtypes: Sequence[str] | str | None) -> str:
 def _frame(frames: Sequence[Any]) -> str:
     """The innermost call in the user's code, else the innermost call."""
     calls = msgspec.convert(frames[:MAX_FRAMES], tuple[_Frame, ...], strict=False)
-    own = next((f for f in calls if not _LIBRARY_CODE.search(f.filename)), None)
+    own = next((f for f in calls if not LIBRARY.search(f.filename)), None)
     frame = own or (calls[0] if calls else None)
     if frame is None:
         return ""

@@ -29,7 +29,7 @@ from distprof.ingest.files import Folder
 from distprof.ingest.job.rank_folder import BROKEN, RankFolder
 from distprof.run.run import Gap, Rank
 from distprof.run.topology import world_size_of_job
-from distprof.units import fold_ranks, name_ranks
+from distprof.units import few_names, fold_ranks, name_ranks
 
 MAX_RUN_BYTES = 1 << 28  # of run.json: ten thousand ranks take about 20 MB
 MAX_RANK_BYTES = 1 << 24  # of rank.json and error.json
@@ -72,11 +72,10 @@ def find_run_directory(source: str) -> str | None:
     inside = [name for name in folder.folders() if folder.child(name).size(RUN_FILE) is not None]
     if len(inside) > 1:
         newest = max(inside, key=lambda name: (_started(folder.child(name)), name))
-        more = f" and {len(inside) - _MAX_NAMED} more" if len(inside) > _MAX_NAMED else ""
         raise InputError(
             source,
             expected="one run",
-            found=f"{len(inside)} run directories: {', '.join(inside[:_MAX_NAMED])}{more}",
+            found=f"{len(inside)} run directories: {few_names(inside, _MAX_NAMED)}",
             fix=f"name one; the newest is {folder.child(newest).path}",
         )
     return folder.child(inside[0]).path if inside else None

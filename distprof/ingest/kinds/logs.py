@@ -197,7 +197,7 @@ def _with_other_lines(run: Run) -> Run:
     with suppress(InputError):  # no line about the start or the end
         output = read_job_output(run.source) if files else JobOutput()
         kinds = {event.yields for event in output.events}
-        if _STARTS & kinds and not (is_quoted and kinds == {"setup"}):
+        if _STARTS & kinds and not (is_quoted and kinds <= {"setup", "interfaces"}):
             run = run.having(output)
     found = next((path for path in files if TRAINING_LOG.fits(path)), None)
     return run if found is None else TRAINING_LOG.joined(run, found)
@@ -368,7 +368,8 @@ _ERROR = {"error", "mixed"}
 _STARTS = {"setup", "calls", "joining", "complaint", "silence"}  # of healthy jobs, too
 # What a run that stands prints.
 _OF_A_RUN = ("output of nccl-tests", "a speed of", "a single ", "losses of", "a progress bar")
-_WEAK = {"agents", "cancelled", "closing", "stopped", "waiting", *_ERROR}
+_STOPPED = {"cancelled", "stopped"}
+_WEAK = {"agents", "closing", "waiting", *_STOPPED, *_ERROR}
 _NOT_READ = (*NOT_LOGS, ".pickle", ".toml", ".html", ".md")
 
 
@@ -399,9 +400,9 @@ def fits_job_output(source: str) -> bool:
 def _is_output(path: str, *, is_alone: bool) -> bool:
     """Whether the beginning or the end of a file holds such lines.
 
-    A kernel's log is a kind of its own. A job that was cancelled has its iterations to show, if
-    there are several. The line of an error alone counts only in a file that is named itself, and
-    lines of a start only if nothing else is in it, or someone says that the job hangs.
+    A kernel's log is a kind of its own. A job that was cancelled has the parts of its iterations to
+    show, if it timed them. The line of an error alone counts only in a file that is named itself,
+    and lines of a start only if nothing else is in it, or someone says that the job hangs.
     """
     found = _kinds(path)
     kinds = found - _STARTS
@@ -420,7 +421,9 @@ def _is_output(path: str, *, is_alone: bool) -> bool:
         return not fits_device_log(path)
     if kinds and is_alone and _is_table_below_title(path):
         return False
-    return bool(kinds) and (not kinds <= _WEAK or not fits_training_log(path, least=2))
+    if kinds <= _WEAK and fits_training_log(path, least=2):
+        return bool(kinds & _STOPPED) and not _read_training(path).timers
+    return bool(kinds)
 
 
 def _is_table_below_title(path: str) -> bool:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from distprof.bounds import Bound, expanded, open_plain, read_plain
 from distprof.errors import InputError
+from distprof.ingest.files import refusing
 from distprof.ingest.kinds import Source
 from distprof.remote import ask
 from distprof.run.evidence import OPERATIONS, OperationLog
@@ -72,12 +73,8 @@ def read_sizes(path: Path) -> JobSizes:
     world = sizes.get("world_size")
     product = math.prod(mesh.values())
     if world is not None and len(mesh) == len(_SIZES) and product != world:
-        raise InputError(
-            str(path),
-            expected=f"a world_size of {product}, the product of the other sizes",
-            found=f"world_size: {world}",
-            fix="correct the sizes, or remove the file to take sizes from the table",
-        )
+        expected = f"a world_size of {product}, the product of the other sizes"
+        raise _wrong(path, expected, f"world_size: {world}")
     return JobSizes(mesh=mesh, world_size=world)
 
 
@@ -205,12 +202,8 @@ def _read_columns(path: str) -> dict[str, Any]:
         with _opened(path) as stream:
             size = stream.seek(0, os.SEEK_END)
             if size > BOUND.num_bytes:
-                raise InputError(
-                    path,
-                    expected=f"at most {BOUND.num_bytes:,} bytes",
-                    found=f"{size:,} bytes",
-                    fix="keep fewer steps",
-                )
+                most = f"at most {BOUND.num_bytes:,} bytes"
+                refusing(most, fix="keep fewer steps")(path, f"{size:,} bytes")
             stream.seek(0)
             file = pq.ParquetFile(stream)
             present = Counter(file.schema_arrow.names)
@@ -390,12 +383,8 @@ def _times(path: str, columns: Mapping[str, Any]) -> tuple[Int64Array, Int64Arra
     start, end = seconds - origin[index], end_seconds - origin[index]
     longest = float(end.max())
     if longest > MAX_SECONDS:
-        raise InputError(
-            path,
-            expected="start_ts and duration in seconds",
-            found=f"a step of {longest:.3g} s",
-            fix="divide by 1e9 or 1e6 if these are ns or µs",
-        )
+        in_seconds = refusing("start_ts and duration in seconds", "divide by 1e9 (ns) or 1e6 (µs)")
+        in_seconds(path, f"a step of {longest:.3g} s")
     return np.rint(start * 1e9).astype(np.int64), np.rint(end * 1e9).astype(np.int64), num_negative
 
 

@@ -298,7 +298,8 @@ def _split(line: str, most: int) -> list[str]:
     while value := _PATTERNS["value"].match(text, at):
         cells.append(value[0].strip())
         at = value.end()
-    return cells if at == len(text) or len(cells) > most else []
+    is_whole = not text[at:].strip("0123456789.mnuµ")  # or cut within its last value
+    return cells if is_whole or len(cells) > most else []
 
 
 def _row(line: str, columns: Sequence[str], *, is_last: bool) -> dict[str, str]:
@@ -316,16 +317,16 @@ class _Whole:
     ns: int | None = None
     _error: float = _MOST_ERROR
 
-    def take(self, spent: int | None, share: str) -> None:
-        """Add a row, with its share in percent."""
+    def take(self, spent: int | None, share: str, *, is_bound: bool = False) -> None:
+        """Add a row, with its share in percent; one that is coarse, or 0, may be a bound."""
         if not spent or not _PATTERNS["share"].fullmatch(share):
             return
         percent, half = float(share), 0.5 * 0.1 ** len(share.partition(".")[2])
         if percent > 0 and half / percent < self._error:
             self._error = half / percent
             self.ns = round(spent / percent * 100)
-        elif not percent and self._error == _MOST_ERROR:  # it is rounded to 0: at least this much
-            self.ns = max(self.ns or 0, round(spent / half * 100))
+        elif self._error == _MOST_ERROR and (is_bound or not percent):  # at least this much
+            self.ns = max(self.ns or 0, round(spent / (percent + half) * 100))
 
     def take_all(self, row: dict[str, str], what: str) -> bool:
         """Add a row of columns; whether a time in it that is cut was filled from its share."""
@@ -333,7 +334,8 @@ class _Whole:
         for column in map(str.format, ("Self {}", "Self {} total", "{} total"), repeat(what)):
             share, sign, _ = row.get(f"{column} %", "").partition("%")
             ns = _ns(row.get(column, "")) if sign else 0  # a share without it is cut off
-            self.take(ns, share if what == "CPU" or share.strip("0.") else "")
+            is_cpu = what == "CPU"
+            self.take(ns, share if is_cpu or share.strip("0.") else "", is_bound=not is_cpu)
             if ns is None and _PATTERNS["share"].fullmatch(share) and self._error < _SAME:
                 row[column] = f"{round((self.ns or 0) * float(share) / 100)}ns"
                 is_filled = True

@@ -30,6 +30,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, groupby, product
@@ -218,11 +219,6 @@ _LARGEST = 1 << 53
 _LOGGER = b"Comm. Op            Message Size"
 _HEADS = re.compile(r"Message Size|Count|\w[\w ]{0,40}\(\w+\)")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)B")
-_ITEM_BYTES = {
-    "float": 4, "float32": 4, "half": 2, "float16": 2, "bfloat16": 2, "double": 8, "float64": 8,
-    "int": 4, "int32": 4, "long": 8, "int64": 8, "byte": 1, "uint8": 1, "char": 1, "int8": 1,
-    "bool": 1, "short": 2, "int16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
-}  # fmt: skip
 
 
 _refuse_summary = refusing(
@@ -324,7 +320,9 @@ def _row(
     mean = _number(entry.get("dur_mean"))
     if rank is None or not calls or mean is None or not 0 <= mean < MAX_MICROSECONDS:
         return None
-    item = _ITEM_BYTES.get((entry.get("dtype") or "").lower())
+    from distprof.costs.operators import element_bytes
+
+    item = element_bytes(entry.get("dtype") or "")
     sizes = (_whole(entry.get(name)) for name in ("In msg nelems", "Out msg nelems"))
     known = [size for size in sizes if size is not None]  # the full buffer is the larger
     made = SummaryClass(
@@ -386,6 +384,7 @@ _CONTRASTS = ("of_chip", "of_mode", "of_precision", "of_way", "of_change")
 _MOST_WORDS = 7  # Of a name in a sentence
 _MOST_APART = 100  # Ratio of times that are hardly those of the same work
 _NEAR = 40  # Characters before a speed that may name a part of an iteration
+_MOST_TOLD = 5  # Speeds of one run below its title
 _JOB_PER_S = 1 / 600  # What takes longer is no iteration
 _ROUNDED = 0.0051  # A share that is rounded differs by less
 _MOST_STATED = 6  # Speeds that a text compares in sentences
@@ -797,7 +796,8 @@ def _said(lines: Sequence[str]) -> Iterator[_Said]:
     median counts.
     """
     title = ""
-    for _, block in groupby(filter(str.strip, lines), _form):
+    told = (line for line in lines if line.strip() and not _PATTERNS["share_cell"].search(line))
+    for _, block in groupby(told, _form):
         alike = [*block]
         said = [[*_said_in(line, title)] for line in alike]
         are_named = all(one.name or any(one.places) for one in chain(*said))
@@ -899,7 +899,9 @@ def _ways(said: Sequence[_Said]) -> ScalingTable | None:
     placed = _alike((at, one.per_s) for at, one in zip(places, said, strict=True) if at)
     if said[0].kind == "iterations" and any(map(_counts, placed)):
         placed = {}  # the batch may grow with the number of GPUs
-    below = _alike([(one.title, one.per_s) for one in said if one.title])
+    counts = Counter(one.title for one in said if one.title).values()
+    are_lists = max(counts, default=0) > _MOST_TOLD and len({*counts}) > 1  # of other things
+    below = {} if are_lists else _alike([(one.title, one.per_s) for one in said if one.title])
     chosen = next((some for some in (by_word, named, placed, below) if len(some) > 1), {})
     batches = {name: found for name in chosen if (found := _PATTERNS["batch"].search(name))}
     if batches.keys() == chosen.keys() and said[0].kind == "iterations":

@@ -179,8 +179,7 @@ def _equally_long_to_ns(group: Sequence[Any], length: int) -> Int64Array:
         figures = np.delete(digits, point, axis=1) - np.uint8(ord("0"))
         if (figures < 10).all():
             powers = 10 ** np.arange(length - 2, -1, -1, dtype=np.int64)
-            exact: Int64Array = figures.astype(np.int64) @ powers
-            return exact
+            return figures.astype(np.int64) @ powers
     return np.array([text_to_ns(str(memoryview(text), "ascii")) for text in group], np.int64)
 
 

@@ -24,7 +24,7 @@ from distprof.ingest.kineto.events import (
     normalise,
 )
 from distprof.run.run import Quality
-from distprof.schema import Coded, Column, Table, TableSchema
+from distprof.schema import Coded, Column, Table, TableSchema, text, whole
 
 Scalar = TypeVar("Scalar", np.int8, np.bool_)
 MAX_NAMES = 1 << 20  # the largest traces have about ten thousand
@@ -138,7 +138,7 @@ class SymbolTable:
         self.names = Symbols(most=MOST_OF_A_NAME)
         self.categories = Symbols(lambda keys: [*map(normalise, keys)], MOST_OF_A_NAME)
         self.threads = Symbols(lambda keys: [f"{a}/{b}" for a, b in keys], MOST_OF_A_NAME)
-        self.inputs = Symbols(_as_compact_json)
+        self.inputs = Symbols(lambda keys: [*map(_compact_json, keys)])
         self.kinds = Verdicts(self.categories, kind_of, np.int8)
         self.is_spare = Verdicts(self.categories, ("cpu_op", PYTHON_FRAME).__contains__, np.bool_)
         self.is_frame = Verdicts(self.categories, PYTHON_FRAME.__eq__, np.bool_)
@@ -153,12 +153,10 @@ class SymbolTable:
         return ~self.is_spare.of(host["category"]) | self.is_kept.of(host["name"])
 
 
-def _as_compact_json(keys: Sequence[str | bytes]) -> list[str]:
+def _compact_json(text: str | bytes) -> str:
     """JSON without spaces between its parts; the kernel's texts have none."""
-    return [key if isinstance(key, str) else _without_spaces(key) for key in keys]
-
-
-def _without_spaces(text: bytes) -> str:
+    if isinstance(text, str):
+        return text
     with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
         return str(msgspec.json.format(text, indent=-1), "utf-8")
     return ""
@@ -192,14 +190,6 @@ def kind_of(word: str) -> int:
 # The whole file -----------------------------------------------------------------------------------
 
 
-def _number(name: str, doc: str) -> Column:
-    return Column(name=name, dtype="int64", nullable=True, doc=doc)
-
-
-def _text(name: str, doc: str) -> Column:
-    return Column(name=name, dtype="category", nullable=True, doc=doc)
-
-
 COMM_ARGS = TableSchema(
     name="comm_args",
     doc=(
@@ -212,26 +202,26 @@ COMM_ARGS = TableSchema(
         Column(name="name", dtype="category", doc="Event name."),
         Column(name="category", dtype="category", doc="As in HOST; kernel for device rows."),
         Column(name="thread", dtype="category", doc="Process and thread id, as pid/tid."),
-        _number("stream", "Stream of a device row."),
-        _number("correlation", "Launch correlation."),
-        _number("external_id", "External id argument."),
-        _text("collective", "Collective name."),
-        _number("in_nelems", "In msg nelems."),
-        _number("out_nelems", "Out msg nelems."),
-        _text("dtype", "Element type."),
-        _number("group_size", "Group size."),
-        _text("group", "Process Group Name."),
-        _text("group_desc", "Process Group Description."),
-        _text("group_ranks", "Process Group Ranks, raw."),
-        _number("seq", "Seq."),
-        _text("comms_id", "Comms Id; may exceed int64."),
-        _text("in_splits", "In split size, raw."),
-        _text("out_splits", "Out split size, raw."),
-        _number("src_rank", "Src Rank."),
-        _number("dst_rank", "Dst Rank."),
-        _text("input_dims", "Input Dims, JSON text."),
-        _text("input_types", "Input type, JSON text."),
-        _text("concrete_inputs", "Concrete Inputs, JSON text."),
+        whole("stream", "Stream of a device row."),
+        whole("correlation", "Launch correlation."),
+        whole("external_id", "External id argument."),
+        text("collective", "Collective name."),
+        whole("in_nelems", "In msg nelems."),
+        whole("out_nelems", "Out msg nelems."),
+        text("dtype", "Element type."),
+        whole("group_size", "Group size."),
+        text("group", "Process Group Name."),
+        text("group_desc", "Process Group Description."),
+        text("group_ranks", "Process Group Ranks, raw."),
+        whole("seq", "Seq."),
+        text("comms_id", "Comms Id; may exceed int64."),
+        text("in_splits", "In split size, raw."),
+        text("out_splits", "Out split size, raw."),
+        whole("src_rank", "Src Rank."),
+        whole("dst_rank", "Dst Rank."),
+        text("input_dims", "Input Dims, JSON text."),
+        text("input_types", "Input type, JSON text."),
+        text("concrete_inputs", "Concrete Inputs, JSON text."),
     ),
 )
 

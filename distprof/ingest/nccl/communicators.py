@@ -49,9 +49,8 @@ class _Writer(msgspec.Struct):
     """State of one process, with data of a communicator that it has not named yet."""
 
     current: int | None = None
-    ranks: dict[int, int] = msgspec.field(
-        default_factory=dict
-    )  # communicator to own rank, latest last
+    # Own rank in each communicator, the latest last.
+    ranks: dict[int, int] = msgspec.field(default_factory=dict)
     pointers: dict[str, int] = msgspec.field(default_factory=dict)
     edges: dict[Connection, int] = msgspec.field(default_factory=dict)
     events: list[Event] = msgspec.field(default_factory=list)

@@ -18,26 +18,17 @@ from typing import Annotated
 import msgspec
 from msgspec.structs import replace
 
-from distprof.bounds import num_parts, patterns_beside
+from distprof.bounds import num_parts, patterns_beside, table_beside
 from distprof.run.evidence import RasGroup, RasLaunches, RasRank, RasStatus, RasTrouble
 
 MAX_PARTS = 5_000_000
 MAX_TROUBLES = 20_000
 _MAX_NAME = 100
-_RESULTS = {
-    1: "Unhandled CUDA error",
-    2: "System error",
-    3: "Internal error",
-    4: "Invalid argument",
-    5: "Invalid usage",
-    6: "Remote process error",
-}
-"""Descriptions of ``ncclResult_t`` values; 0 is success, 7 in progress."""
-
 _IN_PROGRESS = 7
 _JSON_SIGNS = ('"nccl_version"', '"communicators_count"')
 _TEXT_SIGN = "Job summary\n==========="
 _PATTERNS = patterns_beside(__package__, "ras.toml")
+_RESULTS: dict[str, str] = table_beside(__package__, "ras.toml")["results"]
 
 
 def is_ras(start: str) -> bool:
@@ -314,7 +305,7 @@ def _troubles(one: _Communicator) -> Iterator[RasTrouble]:
     for rank in one.ranks:
         for code in (rank.status.init_state, rank.status.async_error):
             if code not in (0, _IN_PROGRESS):
-                yield made("error", rank, _RESULTS.get(code, f"NCCL result {code}"))
+                yield made("error", rank, _RESULTS.get(f"{code}", f"NCCL result {code}"))
         if _state(rank) != usual[0][0]:
             yield made("status", rank, _state(rank))
 

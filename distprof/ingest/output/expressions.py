@@ -114,9 +114,6 @@ class Signs(Generic[R]):
 
     The cost per byte does not depend on the number of rows, and that of a place only on whether a
     sign is there: a first table has the aligned words of four bytes, a second one seven bytes.
-
-    Args:
-        rows: Rows of the table.
     """
 
     def __init__(self, rows: tuple[R, ...]) -> None:

@@ -102,18 +102,13 @@ class Reader:
         self._worlds: Counter[int] = Counter()
         self._num_dropped = 0
         self._has_more_calls = False
+        self._has_nodes = False  # whether labels of lines number nodes
         self._dumped = ("", 0)  # the file of the last stack, and the line at which it ends
         self._time: float | None = None  # the last one that was read
         self._timed = 0  # up to which place of the present block
 
     def take_file(self, path: str, shown: str, rank: int | None) -> None:
-        """Read one file.
-
-        Args:
-            path: Path or URL.
-            shown: Its name in reports.
-            rank: Rank that wrote it; None if its name does not say.
-        """
+        """Read a file or URL that reports call ``shown``; its rank is None if no name tells it."""
         try:
             with opened(path) as stream:
                 blocks = Blocks(stream)
@@ -130,8 +125,9 @@ class Reader:
         A record of several lines near the end of a block is read with the next block.
         """
         rest, end, before, self._time = b"", b"", 0, None
-        skip = 0
+        skip, self._has_nodes = 0, False
         for block in blocks:
+            self._has_nodes |= _RAW["of_nodes"].search(block, 0, _END) is not None
             data = rest + block if rest else block
             end = (end + block[-_END:])[-_END:]
             keep = self._take(data, skip, before, shown, rank, is_last=False)
@@ -225,6 +221,8 @@ class Reader:
         if _is_noise(data[max(start, at - _BEFORE_SIGN) : end], row):
             return
         by_prefix = _prefixed(data, start, at, end, row)
+        if self._has_nodes and _HOW["node"].match(cleaned(data[start : start + 40])):
+            by_prefix = None
         writer = rank if by_prefix is None else by_prefix
         rank = _subject(fields, writer)
         writer = rank if fields.get("group") == DEFAULT_GROUPS[0] else writer

@@ -93,9 +93,7 @@ def headed(text: str) -> int | None:
 def listed_stacks(before: Sequence[str], lines: Sequence[str]) -> tuple[list[_Listed], int]:
     """Stacks that are listed, each under its ranks, and the number of lines that they take.
 
-    Args:
-        before: Lines before the one that was found, in which the list may begin.
-        lines: That line and what follows.
+    The list may begin in the lines before the one that was found, with which ``lines`` begin.
     """
     found: list[tuple[tuple[int, ...], list[str]]] = []
     count = 0

@@ -266,7 +266,9 @@ def to_log(
     """The log of the chosen one of the grammars."""
     others = [grammar for grammar in found if grammar is not chosen]
     of_job = [n for other in others for n in other.notes if n.startswith(OF_THE_JOB)]
-    notes = [*chosen.notes, *of_job, *_left_out(chosen, others)]
+    notes = [*chosen.notes, *of_job]
+    if ignored := ", ".join(other.name for other in others if other.rows):
+        notes.append(NOTES["ignored"].format(chosen.name, ignored))
     if chosen.mfu:
         notes += use_notes(median(chosen.mfu[len(chosen.mfu) // 2 :]), "an MFU of {}")
     if chosen.num_not_finite:
@@ -315,12 +317,6 @@ def _has_times(grammar: Grammar) -> tuple[bool, bool]:
     times = zip(*((row.duration_ns, row.at_s) for row in grammar.rows[:1_000]), strict=True)
     most = max(sum(each is not None for each in some) for some in times)
     return most >= 3, most > 0
-
-
-def _left_out(chosen: Grammar, others: Sequence[Grammar]) -> list[str]:
-    ignored = ", ".join(other.name for other in others if other.rows)
-    note = f"distprof uses the iterations of {chosen.name} and ignores those of {ignored}."
-    return [note] if ignored else []
 
 
 def _of_one_rank(rows: Sequence[Row], notes: list[str]) -> tuple[list[Row], Int64Array]:
@@ -388,9 +384,12 @@ def _compared_with_the_clock(
         span = (rows[end].iteration or 0) - (rows[start].iteration or 0)
         timed[end] = rows[end]._replace(duration_ns=ns, span=span)
     ends = [end for _, end, _ in ticks]
-    for name, column in timers.items():
+    longest = max((int(column.max()) for column in timers.values()), default=0)
+    is_longer = bool(ratios) and longest > IMPOSSIBLE * max(ns for *_, ns in ticks)
+    for name, column in timers.items():  # parts of a whole that is printed as longer are so, too
+        means = _means(column, ticks)
         timers[name] = np.full_like(column, ABSENT)
-        timers[name][ends] = _means(column, ticks)
+        timers[name][ends] = np.where(means == ABSENT, means, means * (ratio if is_longer else 1))
     return timed, timers, unprinted
 
 
@@ -423,8 +422,7 @@ def _spans(rows: Sequence[Row]) -> Int64Array:
     usual = int(np.median(steps[steps > 0])) if (steps > 0).any() else 1
     by_numbers = np.where((steps > 0) & (number != ABSENT), steps, usual)
     printed = _ints(row.span for row in rows)
-    spans: Int64Array = np.maximum(np.where(printed > 0, printed, by_numbers), 1)
-    return spans
+    return np.maximum(np.where(printed > 0, printed, by_numbers), 1)
 
 
 def _timer(values: TimerValues, kept: Int64Array, count: int) -> Int64Array:

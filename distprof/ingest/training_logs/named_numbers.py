@@ -53,10 +53,10 @@ _LONG_S, _MANY = 10.0, 10
 _LEAST_WHOLE = 0.95  # Share of its parts; the name of less is not that of the whole.
 _LEAST_COMPLETE = 0.3  # Share of typed iterations that name all phases
 _MAX_LINE = 2_000
-_MAX_KEPT = 50_000
+MAX_KEPT = 50_000
 
 
-class _Report(msgspec.Struct, frozen=True, kw_only=True):
+class Report(msgspec.Struct, frozen=True, kw_only=True):
     """One line: times in seconds, or without a unit in what the program counts in.
 
     ``is_bare`` says that the name of the time says nothing of steps.
@@ -71,7 +71,9 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True):
     rate: float | None = None
 
 
-_OF_EPOCHS = re.compile(r"(?i)\bepoch (?:\d{1,6} )?(?:took|times?\b|takes)|\b(?:per|each) epoch\b")
+_OF_EPOCHS = re.compile(
+    r"(?i)\bepoch[_ ](?:\d{1,6} )?(?:took|times?\b|takes)|\b(?:per|each) epoch\b"
+)
 _WORK = {"", "computation", "forward", "backward", "optimizer", "generation", "sampling"}
 _COLUMN = r"[a-z_]{2,30}(?:\([a-z]{1,3}\))?"
 _COLUMNS = re.compile(rf"(?m)^[^\S\n]*({_COLUMN}(?:[^\S\n]+{_COLUMN}){{2,30}})$")
@@ -103,7 +105,7 @@ class PhasesGrammar(Grammar):
             rows = (line.split()[-len(names) :] for line in text[head.end() :].splitlines())
             named = (zip(names, row, strict=False) for row in rows)
             text = "\n".join(" ".join(f"{name}: {value}" for name, value in row) for row in named)
-        self._found += islice(_phases(text.lower().encode()), _MAX_KEPT)
+        self._found += islice(_phases(text.lower().encode()), MAX_KEPT)
 
     def finish(self) -> None:
         """Each phase that is named again begins the next iteration."""
@@ -137,26 +139,22 @@ class NamedNumbersGrammar(Grammar):
     """Tried only where no other grammar finds a report."""
 
     name: str = "a training program"
-    _found: list[_Report] = msgspec.field(default_factory=list)
+    _found: list[Report] = msgspec.field(default_factory=list)
 
     def take(self, block: bytes) -> None:
         """Read lines that name a step."""
-        end = -1
-        if len(self._found) >= _MAX_KEPT:
+        if len(self._found) >= MAX_KEPT:
             self.is_full = True
             return
-        for match in _PATTERNS["candidate"].finditer(block):
-            if match.start() < end:
-                continue
-            start, end = line_around(block, match.start(), _MAX_LINE)
-            report = _read(block[start:end]) if end - start < _MAX_LINE else None
+        for line in candidates(_PATTERNS["candidate"], block):
+            report = _read(line)
             if report is not None:
                 self._found.append(report)
-                self.num_not_finite += has_lost(block[start:end])
+                self.num_not_finite += has_lost(line)
 
     def finish(self) -> None:
         """Decide on units, and whether these are the reports of a training program."""
-        found = _of_the_usual_kind(self._found)
+        found = of_the_usual_kind(self._found)
         if len(found) < 2:
             return
         factor = self._factor(found)
@@ -171,7 +169,7 @@ class NamedNumbersGrammar(Grammar):
             self.add_seconds({name: time * factor for name, time in one.phases.items()})
         self._found.clear()
 
-    def _factor(self, found: list[_Report]) -> float:
+    def _factor(self, found: list[Report]) -> float:
         """Seconds in the unit of times that name none."""
         times = [one.time for one in found if one.time is not None]
         if not times or any(one.has_unit for one in found):
@@ -186,10 +184,27 @@ class NamedNumbersGrammar(Grammar):
         return min((1.0, 1e-3, 1e-6), key=lambda unit: abs(math.log(usual * unit / stamped)))
 
 
-def _read(text: bytes) -> _Report | None:
-    line = text.lower()
+def candidates(pattern: re.Pattern[bytes], block: bytes) -> Iterator[bytes]:
+    """Lines that hold a pattern, but for very long ones."""
+    end = -1
+    for match in pattern.finditer(block):
+        if match.start() >= end:
+            start, end = line_around(block, match.start(), _MAX_LINE)
+            if end - start < _MAX_LINE:
+                yield block[start:end]
+
+
+def number_of_step(line: bytes) -> tuple[int, int] | None:
+    """Number of the step that a line in lower case names, and where it begins."""
     step = _PATTERNS["step"].search(line) or _PATTERNS["place"].search(line)
-    if step is None or (number := int(step[1])) >= MAX_COUNT:
+    number = int(step[1].replace(b",", b"")) if step else MAX_COUNT
+    return (number, step.start(1)) if step and number < MAX_COUNT else None
+
+
+def _read(text: bytes) -> Report | None:
+    line = text.lower()
+    step = number_of_step(line)
+    if step is None:
         return None
     has_time = _PATTERNS["has_time"].search(line)
     has_rate = b"/" in line or b"per" in line or b"ps" in line
@@ -206,10 +221,10 @@ def _read(text: bytes) -> _Report | None:
         return None
     rank = prefix_rank(text[:200].decode("utf-8", "replace"))
     of_loss = to_float(loss["value"]) if loss else None
-    return _Report(
+    return Report(
         rate=rates.pop("rate", None),
-        row=Row(number, loss=of_loss, rank=rank, at_s=stamp)._replace(**rates),
-        number=number,
+        row=Row(step[0], loss=of_loss, rank=rank, at_s=stamp)._replace(**rates),
+        number=step[0],
         time=time,
         has_unit=has_unit,
         is_bare=named is not None and per_step is None and named["name"] in _BARE,
@@ -248,7 +263,7 @@ def _rates(line: bytes) -> dict[str, float]:
     return found
 
 
-def _of_the_usual_kind(found: list[_Report]) -> list[_Report]:
+def of_the_usual_kind(found: list[Report], fewest: int = FEWEST) -> list[Report]:
     """Reports of the rank that prints most, if their numbers mostly ascend.
 
     A step that several ranks report without a prefix counts once.
@@ -258,7 +273,7 @@ def _of_the_usual_kind(found: list[_Report]) -> list[_Report]:
         return []
     usual = ranks.most_common(1)[0][0]
     mine = [one for one in found if one.row.rank == usual]
-    if len({one.number for one in mine}) < FEWEST:
+    if len({one.number for one in mine}) < fewest:
         return []
     if any(one.time is not None or one.rate is not None for one in mine):
         mine = [one for one in mine if one.time is not None or one.rate is not None]
@@ -269,7 +284,7 @@ def _of_the_usual_kind(found: list[_Report]) -> list[_Report]:
     return mine if rises + min(starts, rises / 2) >= 0.8 * len(pairs) else []
 
 
-def _durations(found: list[_Report], factor: float) -> list[float | None]:
+def _durations(found: list[Report], factor: float) -> list[float | None]:
     """Seconds per step: as printed, from the time since the start, or from a rate of steps."""
     if _is_since_start(found):
         result: list[float | None] = [None]
@@ -290,7 +305,7 @@ def _durations(found: list[_Report], factor: float) -> list[float | None]:
     ]
 
 
-def _is_since_start(found: list[_Report]) -> bool:
+def _is_since_start(found: list[Report]) -> bool:
     known = [one.time for one in found if one.time is not None]
     return found[0].is_bare and len(known) == len(found) > FEWEST and _is_ascending(known)
 
@@ -300,7 +315,7 @@ def _is_ascending(times: list[float]) -> bool:
     return all(b >= a for a, b in pairwise(times)) and times[-1] > 2 * max(times[0], 1e-9)
 
 
-def _by_stamps(found: list[_Report]) -> float | None:
+def _by_stamps(found: list[Report]) -> float | None:
     """Seconds per step by the times of the lines; None if they have none."""
     spans = [
         (b.row.at_s - a.row.at_s) / (b.number - a.number)

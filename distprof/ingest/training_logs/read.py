@@ -17,6 +17,7 @@ from msgspec.structs import asdict, replace
 from distprof.escape import shorten
 from distprof.hardware import load_sheet
 from distprof.ingest.files import DAMAGE, Blocks, opened, read_some, refusing
+from distprof.ingest.training_logs.counters import CountersGrammar
 from distprof.ingest.training_logs.grammar import (
     AGAIN,
     NOTES,
@@ -40,7 +41,7 @@ from distprof.units import format_duration
 _JSON = (".json", ".json.gz")
 _SMALL = 1 << 16
 _SMALL_LOG = 1 << 20
-_MAX_NAME = 40
+_MAX_NAME = 24  # So that a headline has room for it
 _TOGETHER = ("Megatron-LM", "DeepSpeed")
 """The first reports iterations, and its fork prints the timers of the second between them."""
 
@@ -87,12 +88,9 @@ class Candidates:
 
 
 def holds_iterations(start: bytes, *, is_text: bool, least: int = 1) -> bool:
-    """Whether a file reports iterations, judged by its beginning.
+    """Whether a file reports iterations, judged by its beginning, which is uncompressed.
 
-    Args:
-        start: Beginning of the file, uncompressed.
-        is_text: Whether it may be the output of a program and not only a table.
-        least: Number of reports that it must hold at least, unless it is a table.
+    Unless it is a table, it must be the output of a program and hold ``least`` reports.
     """
     if ColumnsGrammar().fits(start):
         return True
@@ -107,11 +105,7 @@ def holds_iterations(start: bytes, *, is_text: bool, least: int = 1) -> bool:
 
 
 def read_training_log(source: str) -> TrainingLog:
-    """Read the log of a training program.
-
-    Raises:
-        InputError: If it cannot be opened or reports no iteration.
-    """
+    """Read the log of a training program; InputError if it is unreadable or has no iteration."""
     if source.lower().endswith(_JSON):
         series = GoldenValues()
         series.read(source)
@@ -189,10 +183,18 @@ def _runs(source: str, text: bytes) -> Iterator[tuple[str, TrainingLog]]:
         log = to_log(chosen, found, (source,), text.count(b"\n")) if chosen.rows else None
         said = (block["name"] or block["title"]).decode("utf-8", "replace").replace("`", "")
         own = re.split(r"[.?!] ", said)[-1].strip("#*>-:： \r")
+        own = (_parent(text[: block.start()]) if said[:1].isspace() else "") or own
         title = title if title and isinstance(chosen, PhasesGrammar) else own
         if log is not None and (log.median_step_ns or np.isfinite(log.samples_per_s).any()):
             yield shorten(title, _MAX_NAME), log
             title = ""
+
+
+def _parent(before: bytes) -> str:
+    """The item of a list that an indented line below it belongs to; empty without one."""
+    lines = reversed(before.decode("utf-8", "replace").split("\n"))
+    outer = (line for line in lines if line[:1].strip(" \t`"))
+    return next(outer, "").strip("#*>-:： \r")
 
 
 def _slowest_run(source: str, start: bytes) -> TrainingLog | None:
@@ -265,16 +267,18 @@ def _slowest_start(log: TrainingLog) -> TrainingLog:
 
 
 def _of_unknown(blocks: Iterable[bytes]) -> Grammar:
-    """What a log holds whose program is unknown: reports, or else phases of an iteration."""
-    grammar, phases = NamedNumbersGrammar(), PhasesGrammar()
+    """What a log holds whose program is unknown: reports, phases of an iteration, or epochs."""
+    numbers, phases, counters = NamedNumbersGrammar(), PhasesGrammar(), CountersGrammar()
     for i, block in enumerate(blocks):
-        grammar.take(block)
+        numbers.take(block)
+        counters.take(block)
         if not i:
             phases.take(block[:_SMALL])
-    grammar.finish()
-    if not grammar.rows:
-        phases.finish()
-    return grammar if grammar.rows else phases
+    for grammar in (numbers, phases, counters):
+        grammar.finish()
+        if grammar.rows:
+            return grammar
+    return numbers
 
 
 _refuse = refusing(

@@ -74,7 +74,7 @@ class Wording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     less: int = 0  # Lines before the sign that may belong to the record.
     more: int = 0  # Lines after it.
     is_loose: bool = False  # Whether those lines need not begin with a blank.
-    # Iterations that the report is the mean of; None if that follows from the numbers.
+    # Iterations that the report is the mean of; None: by numbers, or all from the field `first` on.
     span: int | None = None
     stamped: bool = False  # Whether durations follow from the times at which lines were written.
     # Properties of the job: name to a regular expression with one group. Such a line is no report.
@@ -294,6 +294,9 @@ class ReportGrammar(Grammar):
         number, span, rate = _number(values), wording.span, values.get("per_s", 0.0)
         ns = s_to_ns(1 / rate if rate > 0 else values.get("s"))
         ns = ms_to_ns(values["ms"]) if "ms" in values else ns
+        if ns and number is not None and "first" in values:
+            span = whole_number(number - values["first"] + 1)
+            ns //= max(span or 1, 1)
         elapsed, samples, batch = (values.get(name) for name in ("elapsed_ms", "samples", "batch"))
         if batch is not None and 1 <= batch < MAX_COUNT:
             self.facts["global_batch_size"] = int(batch)

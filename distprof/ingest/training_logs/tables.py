@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -83,7 +83,8 @@ class ColumnsGrammar(Grammar):
         """Read all rows."""
         header: list[str] = []
         found: _Columns | None = None
-        for line in _lines(blocks):
+        lines = (line.strip() for block in blocks for line in block.split(b"\n"))
+        for line in filter(None, lines):
             if line.startswith(b"{"):
                 entry: Mapping[str, Any] | None = _object(line)
                 found = found or (None if entry is None else _columns(list(entry)))
@@ -110,26 +111,12 @@ class ColumnsGrammar(Grammar):
         if times[0] is None or not is_known or not 0 <= ns < MAX_SECONDS * 1e9:
             self.num_unknown += 1
             return
-        self.add(
-            Row(
-                iteration=whole_number(number),
-                duration_ns=round(ns),
-                span=1,
-                loss=next((_float(entry[name]) for name in _LOSSES if name in entry), None),
-                rank=whole_number(
-                    next((_float(entry[n]) for n in _RANKS if n in entry), None), 1 << 31
-                ),
-            )
-        )
+        loss, rank = (next((_float(entry[n]) for n in names if n in entry), None)
+                      for names in (_LOSSES, _RANKS))  # fmt: skip
+        row = Row(whole_number(number), round(ns), span=1, loss=loss)
+        self.add(row._replace(rank=whole_number(rank, 1 << 31)))
         us = {name: _float(entry.get(name)) or 0.0 for name in columns.timers}
         self.add_seconds({name: each / 1e6 for name, each in us.items() if each > 0})
-
-
-def _lines(blocks: Blocks) -> Iterator[bytes]:
-    for block in blocks:
-        for line in block.split(b"\n"):
-            if line.strip():
-                yield line.strip()
 
 
 def _cells(line: bytes) -> list[str]:
@@ -176,18 +163,12 @@ class GoldenValues(Grammar):
     name: str = "the series of a Megatron-LM test"
 
     def read(self, source: str) -> None:
-        """Read all iterations.
-
-        Raises:
-            InputError: If it is not such a table, or is too large.
-        """
+        """Read all iterations; InputError if it is not such a table, or is too large."""
         series = decoded(source, BOUND, dict[str, Any], _refuse)
         times = next((series[name] for name in _SERIES_OF_TIMES if name in series), None)
         if times is None:
-            _refuse(
-                source,
-                f"no {_SERIES_OF_TIMES[0]!r} among {', '.join(sorted(map(str, series))[:10])}",
-            )
+            names = ", ".join(sorted(map(str, series))[:10])
+            _refuse(source, f"no {_SERIES_OF_TIMES[0]!r} among {names}")
         loss = dict(_values(next((series[n] for n in _SERIES_OF_LOSSES if n in series), None)))
         for number, value in _values(times):
             ns = s_to_ns(value)

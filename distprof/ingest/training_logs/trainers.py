@@ -8,7 +8,6 @@ Progress bars of programs that print no times::
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from functools import lru_cache
 from itertools import pairwise
 from statistics import median
@@ -55,6 +54,10 @@ _FAR_LONGER = 10
 """Of bars without labels of a training, one with a name is meant if it ran this much longer."""
 
 
+_OTHER_BARS = {"rich": "• ".encode(), "progress": b"| Total: "}
+"""Programs that draw bars in another way than tqdm, and a sign of each."""
+
+
 class _Bar(msgspec.Struct):
     """One bar: the start of its current span, and the reports so far."""
 
@@ -78,13 +81,14 @@ class BarGrammar(Grammar):
     """The longest-running bar of a training; others are downloads, maps, evaluations."""
 
     name: str = "a progress bar"
-    signs: tuple[bytes, ...] = (b"<",)
+    signs: tuple[bytes, ...] = (b"<", *_OTHER_BARS.values())
     _num_rows: int = 0  # of all bars
     _bars: tuple[dict[tuple[bytes, int], _Bar], ...] | None = None  # with a name; without
     _paused_s: float = 0.0  # evaluations between bars
 
     def take(self, block: bytes) -> None:
         """Follow each bar."""
+        block = _as_bars(block)
         self._bars = self._bars or ({}, {})
         shown = [match for at in _bars(block) if (match := _PATTERNS["bar"].match(block, at))]
         if shown and b"'eval_runtime'" in block:
@@ -155,7 +159,9 @@ class BarGrammar(Grammar):
             self.rows = self.rows or _whole(longest, 2) or _since_start(longest)
             self.rows = (len(self.rows) < _FEWEST_SPANS and _rising(longest)) or self.rows
             self._add_start(longest)
-            self._tell_which(bars.values())
+            if len(bars) > 1 and not any(b.is_of_training or b.is_of_epochs for b in bars.values()):
+                self.name = "the progress bar that ran longest"
+                self.notes.append(NOTES["unnamed_bars"].format(len(bars)))
             evaluations = [b for (n, _), b in named.items() if _PATTERNS["of_evaluation"].search(n)]
             evaluated = sum(bar.most_seconds for bar in evaluations)
             share = evaluated / (evaluated + longest.most_seconds or 1)
@@ -184,11 +190,17 @@ class BarGrammar(Grammar):
             what = "epochs" if bar.is_of_epochs else "iterations"
             self.notes.append(NOTES["before"].format(step, what, format_duration(start)))
 
-    def _tell_which(self, bars: Collection[_Bar]) -> None:
-        """Say that of several bars without labels any may be that of the training."""
-        if len(bars) > 1 and not any(bar.is_of_training or bar.is_of_epochs for bar in bars):
-            self.name = "the progress bar that ran longest"
-            self.notes.append(NOTES["unnamed_bars"].format(len(bars)))
+
+def _as_bars(block: bytes) -> bytes:
+    """A block with each bar in a line of its own, and bars of other programs as tqdm draws them."""
+    if b"%|" in block:
+        block = _PATTERNS["glued"].sub(rb"\n\1\2", block)
+    for name, sign in _OTHER_BARS.items():
+        if sign in block:
+            unit = rb"\g<unit>" if name == "rich" else b"s/it"
+            bar = rb"\g<label>: 0%|| \g<step>/\g<all> [\g<passed><0:00, \g<rate>" + unit + b"] "
+            block = _PATTERNS[name].sub(bar, block)
+    return block
 
 
 @lru_cache(256)
@@ -232,7 +244,11 @@ def _whole(bar: _Bar, least: int = _MIN_SPAN) -> list[Row]:
 def _printed(bar: _Bar) -> list[Row]:
     """The rate that the bar shows, where it does not show enough of the time."""
     rates = [each for step, _, each, _ in bar.rates if step >= _FEWEST_STEPS]
-    at_ends = len({step for step, *_ in bar.rates}) == 1  # of epochs, the last of which counts
+    at_ends = len({step for step, *_ in bar.rates}) == 1  # of epochs
+    ends = [second for step, second in bar.seen if step == bar.last_step] if at_ends else []
+    if len({*ends}) > 1 and min(ends) >= _MIN_SECONDS:
+        times = (s_to_ns(second / bar.last_step) for second in ends)
+        return [Row(bar.last_step * n, ns, bar.last_step) for n, ns in enumerate(times, 1)]
     ns = s_to_ns(_between(bar) or (rates[-1] if at_ends else median(rates))) if rates else None
     return [Row(iteration=bar.last_step, duration_ns=ns, span=1)] if rates else []
 

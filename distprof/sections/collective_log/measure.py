@@ -142,8 +142,7 @@ def _edges(t_ns: Int64Array) -> Int64Array:
         return np.zeros(0, np.int64)
     first, last = int(t_ns[0]), int(t_ns[-1]) + 1
     count = min(_MOST_WINDOWS, len(t_ns) // _LEAST_IN_WINDOW, (last - first) // _SHORTEST_WINDOW_NS)
-    edges: Int64Array = np.linspace(first, last, max(int(count), 1) + 1).astype(np.int64)
-    return edges
+    return np.linspace(first, last, max(int(count), 1) + 1).astype(np.int64)
 
 
 def _spells(collectives: Compared, edges: Int64Array) -> Iterator[LateSpell]:

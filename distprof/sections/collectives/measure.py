@@ -41,7 +41,7 @@ from distprof.sections.collectives.rows import (  # noqa: F401 - parts of a rank
 from distprof.sections.context import RankAnalyses
 from distprof.sections.matched import Members, RowIndex, median_by_code, segment_median
 from distprof.terms import CollectiveKind
-from distprof.units import NS_PER_S, fold_ranks, format_bytes
+from distprof.units import NS_PER_S, few_names, fold_ranks, format_bytes
 
 MAX_SIZES = 32
 """Above this number of sizes for one kind in one group, sizes are folded into powers of two."""
@@ -520,7 +520,6 @@ def _with_expectation(record: CollectiveClass, profile: FabricFile) -> Collectiv
 def _not_covered_text(records: Sequence[CollectiveClass]) -> str:
     names = [
         f"{record.kind} of {format_bytes(record.bytes)} over {record.group_size} ranks"
-        for record in records[:_MAX_NAMED]
+        for record in records
     ]
-    more = f" and {len(records) - _MAX_NAMED} more" if len(records) > _MAX_NAMED else ""
-    return f"the fabric profile does not cover {', '.join(names)}{more}"
+    return f"the fabric profile does not cover {few_names(names, _MAX_NAMED)}"

@@ -107,10 +107,7 @@ def rank_row_begins_overlapped(collectives: Table, timeline: Timeline) -> NDArra
     start, end = intervals_of(collectives)
     beginning = Intervals(start, np.minimum(end, start + BEGINNING_NS))
     length = beginning.end - beginning.start
-    overlaps: NDArray[np.bool_] = (2 * covered(beginning, timeline.computation) >= length) & (
-        length > 0
-    )
-    return overlaps
+    return (2 * covered(beginning, timeline.computation) >= length) & (length > 0)
 
 
 def rank_row_among_kernels(tables: RankTables, is_cpu: bool) -> NDArray[np.bool_]:
@@ -126,8 +123,7 @@ def rank_row_among_kernels(tables: RankTables, is_cpu: bool) -> NDArray[np.bool_
     streams, which = encode(tables.activity["stream"][rows])
     busy = np.bincount(which, weights=(end - start)[rows], minlength=len(streams))
     main = streams[(busy >= _MIN_SHARE * busy.sum()) & (busy > 0) & (streams != ABSENT)]
-    among: NDArray[np.bool_] = np.isin(tables.collectives["stream"], main)
-    return among
+    return np.isin(tables.collectives["stream"], main)
 
 
 MIN_CARS = 20  # Shorter trains are a few buckets or metrics

@@ -70,10 +70,8 @@ def shape_from(
 
     ``values`` are by :data:`SHAPE_KEYS`; ``layers``, ``hidden`` and ``heads`` are required. If
     ``ffn`` (or ``expert_ffn`` for a mixture of experts) is missing, it is chosen to match
-    ``params``, which is only checked otherwise. MLPs without a gate are 4 H wide.
-
-    Raises:
-        UsageError: If a required number is missing, or numbers contradict each other.
+    ``params``, which is only checked otherwise. MLPs without a gate are 4 H wide. UsageError if a
+    required number is missing, or numbers contradict each other.
     """
     given = {key: value for key, value in values.items() if value is not None}
     missing = [key for key in ("layers", "hidden", "heads") if key not in given]
@@ -172,11 +170,8 @@ def known_model(
     """The model of a job; None if it is unknown.
 
     The model in the run.json of a reference run takes precedence: the table ``[model]`` belongs to
-    the project in the folder and may not describe the recording. Messages name its file,
-    ``source``.
-
-    Raises:
-        UsageError: If the table contradicts itself or names no known model.
+    the project in the folder and may not describe the recording. If the table contradicts itself or
+    names no known model, a UsageError names its file, ``source``.
     """
     if job is not None and job.kind == "run" and "model" in job.config:
         return _of_reference_run(job)
@@ -185,12 +180,9 @@ def known_model(
     try:
         return _of_table(table, source)
     except UsageError as error:
-        raise UsageError(f"{source}: [model]: {_in_toml(str(error))}") from None
-
-
-def _in_toml(text: str) -> str:
-    """The message with configuration keys instead of the options of the planner."""
-    return text.replace("--model", "preset").replace("--params", "parameters").replace("--", "")
+        # Configuration keys instead of the options of the planner
+        why = str(error).replace("--model", "preset").replace("--params", "parameters")
+        raise UsageError(f"{source}: [model]: {why.replace('--', '')}") from None
 
 
 def _of_table(table: ModelConfig, source: str) -> TrainedModel:

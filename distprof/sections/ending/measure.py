@@ -145,6 +145,7 @@ def _without_title(output: JobOutput) -> JobOutput:
     own = replace(output, events=tuple(e for e in output.events if e not in titles))
     later = {e.name: e.fields.keys() for e in said_in(own) if e.line > 1}
     again = [e for e in titles if e.name in later and e.fields.keys() <= later[e.name]]
+    again += [e for e in titles if e.yields == "nan" and _of(own, "nan")]
     is_told = "store" in {e.yields for e in titles} & {e.yields for e in own.events}
     is_told = is_told or any(e.file in apart for e in again)
     if not titles or is_told or any(cause(own) for cause in _ROOTS):
@@ -170,34 +171,46 @@ def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
     is_one_host = all(e.number("rank") == e.number("local") for e in tables)
     # The last line of each file that a failure, or an exception of a program itself, is in
     ended = (*words().kinds["precedence"], "cancelled", "local_exit", "exit")
-    failed = {e.file: e.line for e in events if e.yields in ended}
+    failed = {e.file: e.line for e in events if e.yields in ended and e.name != "srun-exit"}
     stood = {e.file: e.line for e in events if e.yields in (*ended, *OF_WATCHDOGS)}
     thrown = (e for e in events if e.yields == "exception" and (_is_own(e) or _is_interrupt(e)))
     raised = {e.file: e.line for e in thrown}
     ends: dict[str, int] = {}
+    begun = {e.file: e.line for e in _of(output, "begun")}
     for event in _of(output, "begun"):
         if _is_begun_again(event, events) and event.line < stood.get(event.file, 0):
             ends[event.file] = max(ends.get(event.file, 0), event.line - 1)
     for event in events:
         is_end = event.fields.get("what") in whole or ("root" in event.fields and is_one_host)
+        is_end &= event.line < begun.get(event.file, sys.maxsize)  # launchers here say it
         last = failed if is_end else raised if event.name in ("not-started", "arguments") else {}
         for at in filter(None, (event.line, event.again)):
             if at + _BETWEEN_RUNS * is_end < last.get(event.file, 0) or event.yields == "finished":
                 ends[event.file] = max(ends.get(event.file, 0), at)
-    kept = (
-        e if e.line > ends.get(e.file, 0) else replace(e, line=e.again)
+    kept = [
+        e if e.line > ends.get(e.file, 0) or _is_title(e) else replace(e, line=e.again)
         for e in events
-        if max(e.line, e.again) > ends.get(e.file, 0)
-    )
+        if max(e.line, e.again) > ends.get(e.file, 0) or _is_title(e)
+    ]
     listed = said_in(replace(output, events=events))
-    left = {e.file for e in listed if e.line <= ends.get(e.file, 0)}
-    told = (f"{file} holds earlier runs, too, which are left out." for file in ends if file in left)
+    left = {e.file for e in listed if e.line <= ends.get(e.file, 0) and not _is_title(e)}
+    told = [f"{file} holds earlier runs, too, which are left out." for file in ends if file in left]
+    finished = {e.file for e in events if e.yields == "finished"}
+    titles = (e for e in events if _is_title(e) and e.file in finished & ends.keys())
+    told += [words().said["title after"].format(line=ends[e.file]) for e in titles]
+    order = {file: number for number, file in enumerate(output.files)}
+    if left:  # some came again
+        kept = sorted(kept, key=lambda e: (order.get(e.file, 0), e.line))
     return replace(output, events=tuple(kept)), tuple(told)
+
+
+def _is_title(event: OutputEvent) -> bool:
+    return event.line == 1 and bool(words().search("title", event.text))
 
 
 def _is_begun_again(event: OutputEvent, events: Iterable[OutputEvent]) -> bool:
     """Whether a launcher's first line follows a failure, and is not of a host that starts late."""
-    kinds = (*words().kinds["precedence"], "cancelled", "local_exit", "exit", "job_exit", "stopped")
+    kinds = (*words().kinds["precedence"], *words().kinds["ended"])
     before = (e for e in events if e.file == event.file and e.yields in kinds)
     last = max((e for e in before if e.line < event.line), key=lambda e: e.line, default=None)
     if last is None or "again" in event.fields:
@@ -219,7 +232,8 @@ def _once_finished(found: EndingResult, output: JobOutput, mixed: str) -> Ending
     is_open = bool(mixed) or found.cause in ("", "ready", "set-up", "joining", "aside")
     if last is None or not is_open or not _is_at_end(last, output):
         return found
-    if any(e.file == last.file and e.line < last.line for e in _of(output, "mixed")):
+    unread = (e for e in _without_asides(output) if e.yields == "mixed")
+    if any(e.file == last.file and e.line < last.line for e in unread):
         return found
     verdict = words().said["closed NCCL" if "gone" in last.fields else "finished"]
     verdict += f" The traceback after it {mixed}." if mixed else ""
@@ -557,6 +571,8 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     if without is not None and words().search("about_gpus", text):
         told, steps = _told(without)
         line = f"{told}: {line}"
+    for one, several in words().several.items() if len(ranks) > 1 else ():
+        line = line.replace(one, several)
     who = capitalized(name_ranks(ranks)) if ranks else "A process"
     others = [e for e in said_in(output) if e.rank not in (None, *ranks)]
     is_before = all(e.line > event.line or e.file != event.file for e in others)
@@ -695,7 +711,7 @@ def _memory(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     free = f"; {fields['free']} of {fields['total']} were free" if "free" in fields else ""
     kept, others = fields.get("reserved", ""), _held_by_others(fields)
     asked, left = (_in_gib(fields.get(name, "")) for name in ("size", "free"))
-    if asked and left > _AMPLE * asked:
+    if asked and left > max(_AMPLE * asked, _FULL * _in_gib(fields.get("total", ""))):
         return f"its GPU refused {fields['size']}{free}", advice_on("memory", "refused")
     steps = [*advice_on("memory", fields.get("error", ""))]
     if others:
@@ -726,6 +742,7 @@ def _in_gib(text: str) -> float:
 
 
 _AMPLE = 2  # Times as much as an allocation asks for: so much free memory is no shortage.
+_FULL = 0.05  # … unless it is this share of the GPU: other threads may have freed it meanwhile.
 _GIB = {"KiB": 2.0**-20, "MiB": 2.0**-10, "GiB": 1.0}
 
 
@@ -756,7 +773,7 @@ def _by_class(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
 
 def _exception(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     message = " ".join(event.fields.get("message", "").split())
-    name = event.fields.get("type", "")
+    name = re.sub(words().patterns["twice"], r"\1", event.fields.get("type", ""))
     code = _last_code(event)
     kind = class_of("exception", f"{name}: {message}\n{code}")
     message = re.sub(words().patterns["checked_at"], "", message)
@@ -853,12 +870,15 @@ def _listed(event: OutputEvent) -> tuple[int, ...]:
 
 def _killed(output: JobOutput) -> EndingResult | None:
     """A process that a signal ended; what ends after a time-out, and an abort, only follows."""
-    late = {e.file: e.line for e in reversed(_of(output, "frozen", "timeout", "position"))}
+    before = _of(output, "frozen", "timeout", "position", "nccl")
+    before = [e for e in before if e.yields != "nccl" or "uda" in e.fields.get("type", "")]
+    late = {e.file: e.line for e in reversed(before)}
     aborts = {e.file: e.line for e in reversed(_exits(output))
               if _signal(e) == "SIGABRT" and e.line > late.get(e.file, e.line)}  # fmt: skip
     exits = (e for e in _exits(output) if _signal(e) in _FATAL)
     exits = (e for e in exits if e.line <= aborts.get(e.file, e.line))
-    found = (e for e in exits if e.yields != "died" or e.line <= late.get(e.file, e.line))
+    after = ("died", "job_exit") if _of(output, "nccl") else ("died",)
+    found = (e for e in exits if e.yields not in after or e.line <= late.get(e.file, e.line))
     event = next(found, None)
     return None if event is None else _ended(event, output)
 
@@ -1100,6 +1120,9 @@ def _store(output: JobOutput) -> EndingResult | None:
         return None
     told = ("elapsed", "address", "other", "joined")
     event = next((e for name in told for e in events if name in e.fields), events[0])
+    unconnected = [e for e in _of(output, "network") if "onnect" in e.name + e.text]
+    if unconnected and not {"address", "sender"} & event.fields.keys():
+        return _peer(output)  # it explains why a key was never written
     says = _row(event).says.format_map(event.fields)
     fields = event.fields
     who = "a process" if event.rank is None else f"rank {event.rank}"
@@ -1166,15 +1189,16 @@ def _peer(output: JobOutput) -> EndingResult | None:
     if event.yields != "network":  # NCCL names the reason after the error
         whole = (event, replace(event, rank=None))
         networks = (e for e in events if e.yields == "network")
-        near = (e for e in networks if any(_is_near(one, e, _TO_NEXT) for one in whole))
-        event = next(near, event)
+        close = (e for e in networks if any(_is_near(one, e, _TO_NEXT) for one in whole))
+        event = next(close, event)
     if event.yields != "network":
         same = [e for e in events if e.yields == event.yields]
         named = (
             e for e in same if {"last", "store", "peer"} & e.fields.keys() or e.name == "nccl-cuda"
         )
         event = next(named, event)
-    victims = tuple(sorted({e.rank for e in events if e.rank is not None}))
+    own = [e for e in events if e.name == event.name] if event.yields == "nccl" else events
+    victims = tuple(sorted({e.rank for e in own if e.rank is not None}))
     told = {e.rank for e in said_in(output)}
     silent = tuple(sorted({*range(output.world_size or 0), *output.ranks} - told))
     suspects = silent if victims and len(silent) <= len(victims) else ()
@@ -1182,7 +1206,7 @@ def _peer(output: JobOutput) -> EndingResult | None:
     whom = f" ({peer})" if peer else ""
     is_named = victims and (event.rank is not None or event.yields != "network")
     who = capitalized(name_ranks(victims)) if is_named else "A process"
-    if {"how", "target"} & event.fields.keys():
+    if {"how", "target"} & event.fields.keys() or event.name == "nccl-connect":
         target = f" ({event.fields['target']})" if "target" in event.fields else whom
         what = event.fields.get("what", "connection refused")
         line = f"{who} could not connect to another rank{target}: {what}."
@@ -1220,6 +1244,13 @@ def _peer(output: JobOutput) -> EndingResult | None:
     if event.name == "nccl-cuda":  # this is the warning that names the call
         steps = () if advice else advice_on("device", line)
     steps = (*advice, *steps[1:]) if advice and event.yields == "network" else (*advice, *steps)
+    listed = "".join(e.fields["listed"] for e in _of(output, "interfaces"))
+    cards = dict(re.findall(r"([\w.@-]+):(\S+?)<", listed)).items()
+    near = [name for name, at in cards if words().search("local", f"{name}:{at}")]
+    shared = [name for name, _ in cards if name not in near]
+    if near and shared and "connect to" in line:
+        tail = f" {words().says('near', near=', '.join(near))}."
+        steps = (f"Set NCCL_SOCKET_IFNAME={shared[0]} on every host.", *steps)
     return replace(_made(event.yields, line + tail, event, *steps, ranks=()), suspects=suspects)
 
 
@@ -1463,9 +1494,10 @@ _LAST_LINES = 5
 def _waiting(output: JobOutput) -> EndingResult | None:
     """Ranks that still wait for others to start, at the end of the output."""
     events = [e for e in _of(output, "waiting") if _is_at_end(e, output)]
+    gone = any("gone" in e.fields for e in _of(output, "closed"))  # agents end after ranks
     if events and _row(last := events[-1]).says:
         most = _NEAR_AGENT if "run" in last.fields else _LAST_LINES
-        if output.lines_of.get(last.file, 0) - max(last.line, last.again) > most:
+        if gone or output.lines_of.get(last.file, 0) - max(last.line, last.again) > most:
             return None  # it went by
         return _stuck("waiting", *_told(last)[:1], last, *_told(last)[1])
     if events and "seconds" in events[-1].fields:
@@ -1605,7 +1637,8 @@ def _complained(output: JobOutput) -> EndingResult | None:
     if words().search("native_frames", "\n".join(next(iter(output.ends.values()), ()))):
         shown, lacks = "", "Its native stack, of a debugger, names no call that is known to wait"
     text = f"the job is said to stand still{at.says if at else ''}{found}. {shown}{lacks}"
-    said = _undecided("complaint", text, "complaint")
+    is_test = words().search("tests", "\n".join((said_by(output), *output.end_lines)))
+    said = _undecided("complaint", text, "tests" if is_test else "complaint")
     return replace(said, next_steps=(*((at.text,) if at else ()), *said.next_steps))
 
 

@@ -100,7 +100,7 @@ def ending_verdict(report: Report) -> VerdictText:
 def until(report: Report) -> tuple[str, ...]:
     """What the iterations say of a job whose end only people report."""
     kind, text = report.ending.cause, report.ending.verdict
-    is_alone = kind in ("complaint", "nan") or words().said["title"] in text
+    is_alone = kind in ("complaint", "nan", "stopped") or words().said["title"] in text
     has_steps = report.training_log.num_reports > 1
     trained = training_verdict(report) if has_steps and is_alone else None
     return (f"{'' if kind == 'nan' else 'Until then: '}{trained[0]}",) if trained else ()

@@ -40,6 +40,7 @@ class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     signals: dict[str, str]
     windows: dict[str, str]
     meanings: dict[str, str]
+    several: dict[str, str]
     codes: dict[str, str]
     who: dict[str, str]
     absent: dict[str, str]

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator
 
 from distprof.costs.collectives import BucketTime
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule, worth
 from distprof.sections.gradients import GradientGroup, GradientsResult
 from distprof.sections.settings import SettingsResult
 from distprof.sections.shares import WIDER_TRANSFER, StepTimes
@@ -33,11 +33,7 @@ def gradient_groups(gradients: GradientsResult) -> tuple[GradientGroup, ...]:
     return gradients.groups
 
 
-@rule(
-    "COM112",
-    Severity.WARNING,
-    min_step_ratio=Limit(0.03, "smallest share of the step that is worth reporting"),
-)
+@rule("COM112", Severity.WARNING, min_step_ratio=worth(0.03))
 def late_gradient_communication(
     gradients: GradientsResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:
@@ -104,7 +100,7 @@ Below it other buckets are exposed too: the network is always busy, and the spli
     Severity.WARNING,
     last_bucket_ratio=Limit(0.25, "share of the gradients that the last bucket may hold"),
     min_bytes=Limit(2_000_000, "smallest last bucket that is worth splitting, in bytes"),
-    min_step_ratio=Limit(0.01, "smallest share of the step that is worth reporting"),
+    min_step_ratio=worth(0.01),
 )
 def large_last_bucket(
     gradients: GradientsResult, times: StepTimes, limits: Limits
@@ -188,7 +184,7 @@ def _latency(group: GradientGroup) -> str:
     "COM114",
     Severity.WARNING,
     transfer_ratio=Limit(1.0, "ratio of a reduction's transfer to the computation of backward"),
-    min_step_ratio=Limit(0.05, "smallest share of the step that is worth reporting"),
+    min_step_ratio=worth(0.05),
 )
 def small_batch_for_data_parallelism(
     gradients: GradientsResult, step_log: StepLogResult, times: StepTimes, limits: Limits
@@ -318,11 +314,7 @@ def full_precision_gradients(
         )
 
 
-@rule(
-    "COM115",
-    Severity.INFO,
-    min_step_ratio=Limit(0.001, "smallest share of the step that is worth reporting"),
-)
+@rule("COM115", Severity.INFO, min_step_ratio=worth(0.001))
 def unused_parameter_search(
     gradients: GradientsResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:

@@ -196,8 +196,7 @@ def _firsts(*keys: NDArray[np.integer]) -> NDArray[np.intp]:
 
 
 def _reduced(ufunc: np.ufunc, values: Int64Array, first: NDArray[np.intp]) -> Int64Array:
-    reduced: Int64Array = ufunc.reduceat(values, first) if len(first) else np.empty(0, np.int64)
-    return reduced
+    return ufunc.reduceat(values, first) if len(first) else np.empty(0, np.int64)
 
 
 def _transfer(
@@ -225,8 +224,7 @@ def _moving(collectives: Table, context: RankContext, picked: NDArray[np.intp]) 
     """Time during which data of each bucket moves; its whole time if it was not matched."""
     start, end = (column[picked] for column in intervals_of(collectives))
     since = context.wait_end_ns[picked]
-    moving: Int64Array = np.where(since == ABSENT, end - start, end - np.clip(since, start, end))
-    return moving
+    return np.where(since == ABSENT, end - start, end - np.clip(since, start, end))
 
 
 def _dtypes(

@@ -231,8 +231,7 @@ def _in_steps(records: RankRecords) -> NDArray[np.bool_]:
     # garbage.
     steps = union(intervals_of(records.step_log))
     pauses = intervals_of(records.pauses)
-    inside: NDArray[np.bool_] = 2 * covered(pauses, steps) >= pauses.end - pauses.start
-    return inside
+    return 2 * covered(pauses, steps) >= pauses.end - pauses.start
 
 
 # Idle time of all ranks ---------------------------------------------------------------------------
@@ -559,5 +558,4 @@ def _first_of_launch(activity: Table, launches: Launches) -> NDArray[np.bool_]:
 
 def _launched_in(spans: Intervals, launches: Launches) -> NDArray[np.bool_]:
     """Mask over activities: the launch call began inside one of these intervals, in order."""
-    result: NDArray[np.bool_] = launches.known & (index_of(launches.start, spans) >= 0)
-    return result
+    return launches.known & (index_of(launches.start, spans) >= 0)

@@ -19,7 +19,7 @@ from distprof.sections.step_log import StepLogResult
 from distprof.sections.table import counted
 from distprof.sections.time import ExposedCopies, WaterfallResult
 from distprof.terms import Confidence, Severity
-from distprof.units import fold_ranks, format_bytes, format_duration, format_ratio
+from distprof.units import few_names, fold_ranks, format_bytes, format_duration, format_ratio
 
 
 def measured_memory(efficiency: EfficiencyResult, memory: MemoryResult) -> tuple[DeviceMemory, ...]:
@@ -220,8 +220,7 @@ def _named(kept: tuple[Region, ...], regions: tuple[Region, ...]) -> str:
             names = [plain(region.name) for region in run]
             if is_kept:
                 ranges.append(" to ".join(dict.fromkeys((names[0], names[-1]))))
-    more = f" and {len(ranges) - MAX_NAMED} more" if len(ranges) > MAX_NAMED else ""
-    return ", ".join(ranges[:MAX_NAMED]) + more
+    return few_names(ranges, MAX_NAMED)
 
 
 _NUMBER = re.compile(r"\d+")

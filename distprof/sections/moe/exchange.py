@@ -232,8 +232,7 @@ def _split_sizes(codes: Int64Array, texts: tuple[str, ...], size: int) -> _Sizes
         numbers = texts[code].split(",", size)
         if len(numbers) == size and all(_SIZE.fullmatch(number) for number in numbers):
             table[position] = [float(number) for number in numbers]
-    sizes: _Sizes = table[inverse.reshape(codes.shape)]
-    return sizes
+    return table[inverse.reshape(codes.shape)]
 
 
 def _is_unknown(sizes: _Sizes) -> bool:
@@ -249,8 +248,7 @@ def _unit_bytes(size: Int64Array, sent: _Sizes) -> Floats:
     known = (size > 0) & (total > 0)
     each = np.divide(size, total, out=np.zeros(total.shape), where=known)
     most = each.max(axis=1)
-    unit: Floats = np.where(most > 0, most, np.nan)
-    return unit
+    return np.where(most > 0, most, np.nan)
 
 
 # Sections -----------------------------------------------------------------------------------------

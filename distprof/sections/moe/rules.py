@@ -298,13 +298,16 @@ def uneven_all_to_all(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
     if not uneven:
         return
     worst = max(uneven, key=_ratio)
-    costs = [_uneven_all_to_all_cost(exchange) for exchange in uneven]
-    known = [cost for cost in costs if cost is not None]
+    costs = [
+        round(exchange.transfer_ns_per_step * (1 - 1 / _ratio(exchange)))
+        for exchange in uneven
+        if exchange.transfer_ns_per_step is not None
+    ]
     more = f"; {len(uneven)} of {len(moe.exchanges)} groups are uneven" if len(uneven) > 1 else ""
     yield Draft(
         headline=f"{_busiest(worst)} the mean of its group in dispatch",
         message=f"Its group is {name_ranks(worst.ranks)}{more}.",
-        cost_ns_per_step=sum(known) // len(moe.exchanges) if len(known) == len(costs) else None,
+        cost_ns_per_step=sum(costs) // len(moe.exchanges) if len(costs) == len(uneven) else None,
         confidence=Confidence.INFERRED,
         evidence=("moe.exchanges", "moe.pairs"),
     )
@@ -329,9 +332,3 @@ def _is_beyond_chance(exchange: MoeExchange, moe: MoeResult) -> bool:
         return size > 1
     tokens = sum(calls) / len(calls)
     return bool(tokens > 0 and _ratio(exchange) - 1 >= DEVIATIONS * ((size - 1) / tokens) ** 0.5)
-
-
-def _uneven_all_to_all_cost(exchange: MoeExchange) -> int | None:
-    if exchange.transfer_ns_per_step is None:
-        return None
-    return round(exchange.transfer_ns_per_step * (1 - 1 / _ratio(exchange)))

@@ -34,11 +34,7 @@ _OF_A_HOST, _MNNVL = ("P2P", "SHM"), "MNNVL"
 
 
 def analyze_nccl(run: Run) -> NcclResult:
-    """Connections and settings of ranks, from the logs of a run.
-
-    Returns:
-        The result; empty with a reason if there is no log.
-    """
+    """Connections and settings of ranks, from logs; empty with a reason if there is no log."""
     log = run.get(NcclLog)
     if log is None:
         why = f"{capitalized(NO_LOG)}."

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from distprof.escape import MAX_HEADLINE, shorten
 from distprof.run.logs import ASSUMED_GB_S
@@ -25,7 +25,7 @@ from distprof.sections.nccl import (
     why_not_fast,
 )
 from distprof.sections.parts import is_recorded
-from distprof.sections.table import Column, TableView, counted, rows_table
+from distprof.sections.table import Column, TableView, counted, first_rows, rows_table
 from distprof.terms import NcclRemark
 from distprof.units import capitalized, format_bytes, format_duration, format_ratio
 
@@ -239,7 +239,7 @@ def _warnings(result: NcclResult) -> str:
 # Tables ----------------------------------------------------------------
 
 MAX_ROWS = 12
-_T = TypeVar("_T")
+_MORE = "{} with --all."
 _MAX_TEXT = 120
 _MAX_UNKNOWN = 5
 
@@ -287,7 +287,7 @@ def communicators_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("ring leaves a node", _crossings_text, wide_only=True),
             Column("tree depth", "tree_depth", wide_only=True),
         ),
-        _some(report.nccl.groups, show_all=show_all),
+        report.nccl.groups if show_all else report.nccl.groups[:MAX_ROWS],
         caption="identical ones in one row",
     )
 
@@ -299,6 +299,7 @@ def _crossings_text(group: NcclGroup) -> str:
 def nccl_hosts_table(report: Report, *, show_all: bool) -> TableView | None:
     """Network cards by host, used and unused."""
     hosts = [host for host in report.nccl.hosts if host.cards]
+    shown, more = first_rows(hosts, MAX_ROWS, show_all=show_all, noun="host", note=_MORE)
     return rows_table(
         "Network cards",
         (
@@ -308,9 +309,9 @@ def nccl_hosts_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("used", _used_cards),
             Column("unused", _unused_cards, left=True, wrap=True),
         ),
-        _some(hosts, show_all=show_all),
+        shown,
         caption="cards found by NCCL, and cards used by connections in the log",
-        notes=_more(hosts, "host", show_all=show_all),
+        notes=more,
     )
 
 
@@ -327,6 +328,7 @@ def _unused_cards(host: NcclHost) -> str:
 def choices_table(report: Report, *, show_all: bool) -> TableView | None:
     """Algorithms and protocols."""
     choices = report.nccl.choices
+    shown, more = first_rows(choices, MAX_ROWS, show_all=show_all, noun="row", note=_MORE)
     return rows_table(
         "Operations",
         (
@@ -336,9 +338,9 @@ def choices_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("sizes", _sizes_text, left=True),
             Column("lines", "num_calls"),
         ),
-        _some(choices, show_all=show_all),
+        shown,
         caption="lines of NCCL's log; a dash if it names no choice",
-        notes=_more(choices, "row", show_all=show_all),
+        notes=more,
     )
 
 
@@ -352,6 +354,7 @@ def _sizes_text(choice: NcclChoices) -> str:
 def nccl_settings_table(report: Report, *, show_all: bool) -> TableView | None:
     """Versions and environment variables."""
     settings = (*report.nccl.versions, *report.nccl.settings)
+    shown, more = first_rows(settings, MAX_ROWS, show_all=show_all, noun="setting", note=_MORE)
     return rows_table(
         "NCCL settings",
         (
@@ -360,9 +363,9 @@ def nccl_settings_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("processes", lambda each: each.num_processes or None),
             Column("ranks", "ranks", left=True, wide_only=True),
         ),
-        _some(settings, show_all=show_all),
+        shown,
         caption="as NCCL read them",
-        notes=_more(settings, "setting", show_all=show_all),
+        notes=more,
     )
 
 
@@ -371,8 +374,9 @@ def nccl_warnings_table(report: Report, *, show_all: bool) -> TableView | None:
     all_warnings = report.nccl.warnings
     if not all_warnings:
         return None
-    shown = [w for w in all_warnings if show_all or w.about != "teardown"]
-    hidden = sum(w.num_lines for w in all_warnings) - sum(w.num_lines for w in shown)
+    kept = [w for w in all_warnings if show_all or w.about != "teardown"]
+    hidden = sum(w.num_lines for w in all_warnings) - sum(w.num_lines for w in kept)
+    shown, more = first_rows(kept, MAX_ROWS, show_all=show_all, noun="kind", note=_MORE)
     notes = [] if not hidden else [f"{counted(hidden, 'warning')} printed at shutdown: harmless."]
     return rows_table(
         "NCCL warnings",
@@ -382,16 +386,7 @@ def nccl_warnings_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("lines", "num_lines"),
             Column("ranks", "ranks", left=True, wide_only=True),
         ),
-        _some(shown, show_all=show_all),
-        notes=(*notes, *_more(shown, "kind", show_all=show_all)),
+        shown,
+        notes=(*notes, *more),
         even_empty=True,
     )
-
-
-def _some(rows: Sequence[_T], *, show_all: bool) -> Sequence[_T]:
-    return rows if show_all else rows[:MAX_ROWS]
-
-
-def _more(rows: Sequence[object], noun: str, *, show_all: bool) -> tuple[str, ...]:
-    left = 0 if show_all else len(rows) - MAX_ROWS
-    return (f"{counted(left, f'more {noun}')} with --all.",) if left > 0 else ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule, worth
 from distprof.sections.capture import CaptureResult
 from distprof.sections.collectives import CollectivesResult
 from distprof.sections.gradients import GradientGroup, GradientsResult
@@ -30,7 +30,7 @@ from distprof.units import format_duration, format_ratio
     overlap_ratio=Limit(
         0.8, "smallest acceptable overlap of communication, without exposed waiting"
     ),
-    min_step_ratio=Limit(0.02, "smallest share of the step that is worth reporting"),
+    min_step_ratio=worth(0.02),
     scalar_bytes=Limit(
         64, "size in bytes of a loss or a norm, which the program waits for and cannot overlap"
     ),
@@ -310,11 +310,7 @@ def _parts(step: MeanStep, transfer: str, start_wait_ns: int) -> list[tuple[int,
     return sorted(parts, key=lambda part: -part[0])
 
 
-@rule(
-    "COM121",
-    Severity.WARNING,
-    min_step_ratio=Limit(0.03, "smallest share of the step that is worth reporting"),
-)
+@rule("COM121", Severity.WARNING, min_step_ratio=worth(0.03))
 def communication_on_computation_stream(
     sharding: ShardingResult, overlap: OverlapResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:

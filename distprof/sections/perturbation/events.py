@@ -336,8 +336,7 @@ def _between(rows: Table, check: Int64Array) -> Int64Array:
     """Starts and ends of rows that are before each checkpoint and not before the one before it."""
     times = np.sort(np.concatenate(intervals_of(rows)), kind="stable")
     before = np.searchsorted(times, check, side="left")
-    counts: Int64Array = np.diff(before, prepend=before[:1])
-    return counts
+    return np.diff(before, prepend=before[:1])
 
 
 def _activity_edges(

@@ -106,10 +106,8 @@ class Model:
     """The graph of all ranks' events.
 
     Matched collectives of the run join the ranks; without a run, collectives keep their durations.
-    Windows are by rank, own clock, shape ``(W, 2)``, the same number for all.
-
-    Raises:
-        CycleError: If matched collectives contradict each other.
+    Windows are by rank, own clock, shape ``(W, 2)``, the same number for all. Matched collectives
+    that contradict each other are a CycleError.
     """
 
     def __init__(

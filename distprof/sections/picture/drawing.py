@@ -208,8 +208,7 @@ def _common_kinds(one: _Placed, axes: Sequence[str]) -> Int64Array:
     """Classes of pieces, with axes numbered as in the picture."""
     own = np.array([axes.index(axis) for axis in one.analysis.row_axis_names], np.int64)
     numbers = np.concatenate((np.arange(len(CLASSES)), own + TRANSFER))
-    kinds: Int64Array = numbers[one.step.kind]
-    return kinds
+    return numbers[one.step.kind]
 
 
 def packed_lane(spans: Intervals, name: Int64Array, unit: int) -> str:

@@ -119,10 +119,6 @@ class PipelineGroup(Record, frozen=True, kw_only=True):
     # Samples of the pipeline per step, which its micro-batches share; null if they were not logged.
     samples_per_step: int | None = None
 
-    def can_have(self, num_micro_batches: int) -> bool:
-        """Whether that many micro-batches can share the samples of a step evenly."""
-        return self.samples_per_step is None or self.samples_per_step % num_micro_batches == 0
-
     @property
     def num_positions(self) -> int:
         """Ranks of one pipeline, with those that were not recorded."""
@@ -132,13 +128,13 @@ class PipelineGroup(Record, frozen=True, kw_only=True):
     def better(self) -> tuple[PipelinePrediction, ...]:
         """The best prediction with more micro-batches, then the best with another schedule."""
         rows = [row for row in self.predictions if row.saved_ns > 0]
-        most = LARGEST_FACTOR * self.num_micro_batches
+        most, samples = LARGEST_FACTOR * self.num_micro_batches, self.samples_per_step
         more = [
             r
             for r in rows
             if r.change == "micro-batches"
             and r.num_micro_batches <= most
-            and self.can_have(r.num_micro_batches)
+            and (samples is None or samples % r.num_micro_batches == 0)  # shared evenly
         ]
         other = [r for r in rows if r.change in ("schedule", "virtual-stages")]
         return (*more[:1], *other[:1])

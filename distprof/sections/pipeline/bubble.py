@@ -72,10 +72,8 @@ def idle_parts(
 
     If times of different ranks are not ``comparable``, waiting for messages and for the CPU cannot
     be separated: all of it counts as CPU and other. Message waits shorter than ``residual_ns``, the
-    uncertainty between clocks of different ranks, do not count.
-
-    Raises:
-        ValueError: If the order is impossible because an action waits for itself.
+    uncertainty between clocks of different ranks, do not count. An order in which an action waits
+    for itself is a ValueError.
     """
     work, k = observed.work_ns, observed.work_ns.shape[1]
     own = stage_means(observed)
@@ -116,8 +114,7 @@ def _means(work: Int64Array, key: Int64Array) -> Int64Array:
     _, group, count = np.unique(key, return_inverse=True, return_counts=True)
     total = np.zeros((len(count), work.shape[1]), np.float64)
     np.add.at(total, group, work)
-    mean: Int64Array = np.rint(total / count[:, None]).astype(np.int64)[group]
-    return mean
+    return np.rint(total / count[:, None]).astype(np.int64)[group]
 
 
 def message_lag(observed: ObservedPipeline, orders: Orders, residual_ns: int = 0) -> Int64Array:
@@ -155,8 +152,7 @@ def message_lag(observed: ObservedPipeline, orders: Orders, residual_ns: int = 0
     elif is_remote.any():
         arrived = np.where(produced >= before, start, _NEVER)
     lag = np.maximum(np.minimum(arrived, start) - ready, 0)
-    waits: Int64Array = np.where(is_remote[:, None] & (lag > residual_ns), lag, 0)
-    return waits
+    return np.where(is_remote[:, None] & (lag > residual_ns), lag, 0)
 
 
 def _rows_with_key(key: Int64Array, rows: NDArray[np.intp], wanted: Int64Array) -> Int64Array:
@@ -165,8 +161,7 @@ def _rows_with_key(key: Int64Array, rows: NDArray[np.intp], wanted: Int64Array) 
         return np.empty(0, np.int64)
     by_key = rows[np.argsort(key[rows], kind="stable")]
     at = np.minimum(np.searchsorted(key[by_key], wanted), len(by_key) - 1)
-    matches: Int64Array = np.where(key[by_key[at]] == wanted, by_key[at], -1)
-    return matches
+    return np.where(key[by_key[at]] == wanted, by_key[at], -1)
 
 
 # Other micro-batches, schedules, stages per rank and splits ---------------------------------------
@@ -330,8 +325,7 @@ class ObservedPipeline(msgspec.Struct, frozen=True, kw_only=True):
         first, _ = runs_of(self.orders.rank)
         low = np.minimum.reduceat(self.start_ns, first, axis=0)
         high = np.maximum.reduceat(self.end_ns, first, axis=0)
-        own: Int64Array = high - low
-        return own
+        return high - low
 
 
 class _Merged(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from statistics import median
 import msgspec
 
 from distprof.escape import fitting
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule, worth
 from distprof.sections.idle import IdleResult, PausesResult
 from distprof.sections.pipeline import (
     MICRO_BATCHES,
@@ -21,6 +21,7 @@ from distprof.sections.pipeline import (
 from distprof.sections.placement import PlacementResult
 from distprof.sections.settings import SettingsResult
 from distprof.sections.stragglers import StragglersResult
+from distprof.sections.table import counted
 from distprof.sections.training_log import TrainingLogResult
 from distprof.terms import Confidence, MeshAxis, Severity, StragglerCause
 from distprof.units import capitalized, format_duration, format_ratio, name_ranks
@@ -100,8 +101,9 @@ def too_few_micro_batches(pipeline: PipelineResult, limits: Limits) -> Iterator[
             headline=f"Filling and draining the pipeline takes {format_ratio(share)} of its time",
             message=(
                 f"{format_duration(judged.warm_up_drain_ns)} of {format_duration(judged.span_ns)} "
-                f"on {name_ranks(group.ranks)}: {_batches(group.num_micro_batches)} on "
-                f"{group.num_positions} ranks with schedule {group.schedule}."
+                f"on {name_ranks(group.ranks)}: "
+                f"{counted(group.num_micro_batches, 'micro-batch')} on {group.num_positions} ranks "
+                f"with schedule {group.schedule}."
             ),
             fix=_fix(judged),
             cost_ns_per_step=judged.warm_up_drain_ns,
@@ -109,10 +111,6 @@ def too_few_micro_batches(pipeline: PipelineResult, limits: Limits) -> Iterator[
             evidence=("pipeline.groups",),
             without=refill_key(best[0]) if best else "",
         )
-
-
-def _batches(number: int | None) -> str:
-    return f"{number} micro-batch{'' if number == 1 else 'es'}"
 
 
 def _by_count(pipeline: PipelineResult, max_ratio: float) -> Iterator[Draft]:
@@ -129,9 +127,9 @@ def _by_count(pipeline: PipelineResult, max_ratio: float) -> Iterator[Draft]:
             headline=f"The pipeline idles {format_ratio(idle)} of its time: too few micro-batches",
             message=(
                 f"{format_duration(round(idle * span))} of {format_duration(span)} on "
-                f"{name_ranks(group.ranks)}: {_batches(batches)} on {ranks} stages leave "
-                f"{format_ratio(ideal)} idle at best, if stages alternate between forward and "
-                "backward."
+                f"{name_ranks(group.ranks)}: {counted(batches, 'micro-batch')} on {ranks} stages "
+                f"leave {format_ratio(ideal)} idle at best, if stages alternate between forward "
+                "and backward."
             ),
             fix=advice("too-few-micro-batches", "by-count", more=_more(group, ranks)),
             cost_ns_per_step=round(min(ideal, idle) * span),
@@ -293,11 +291,10 @@ def pipeline_idle_by_timers(
 
 
 def _message(log: TrainingLogResult, other_ratio: float) -> str:
-    stages, batches = log.mesh["pp"], log.num_micro_batches or 0
-    several = "" if batches == 1 else "es"
+    batches = counted(log.num_micro_batches or 0, "micro-batch")
     text = (
-        f"An iteration takes {format_duration(log.mean_ns)}: {batches:,} micro-batch{several} on "
-        f"{stages} stages leave {format_ratio(log.ideal_bubble_ratio)} idle at best"
+        f"An iteration takes {format_duration(log.mean_ns)}: {batches} on "
+        f"{log.mesh['pp']} stages leave {format_ratio(log.ideal_bubble_ratio)} idle at best"
     )
     if not other_ratio:
         return f"{text}."
@@ -327,7 +324,7 @@ _WIDER = ("PIP103",)  # Finding that includes the same time in a larger sum
     excess_ratio_without_spare_cpu=Limit(
         0.2, "the same on CPU ranks that share as few CPUs as there are ranks"
     ),
-    min_step_ratio=Limit(0.01, "smallest share of the step that is worth reporting"),
+    min_step_ratio=worth(0.01),
     chance=Limit(0.01, "largest probability that equal stages would differ as much by chance"),
 )
 def unequal_stages(

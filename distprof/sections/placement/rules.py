@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from distprof.escape import fitting
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule, worth
 from distprof.sections.moe import MoeResult
 from distprof.sections.placement import ACROSS_SOCKETS, CardPath, PlacedAxis, PlacementResult
 from distprof.sections.shares import WIDER_TRANSFER, MeanStep, StepTimes
@@ -148,11 +148,7 @@ def _sent(axes: Iterable[PlacedAxis]) -> float:
     return sum(axis.sent_bytes_per_step or 0 for axis in axes)
 
 
-@rule(
-    "COM108",
-    Severity.ERROR,
-    min_step_ratio=Limit(0.05, "smallest share of the step that is worth reporting"),
-)
+@rule("COM108", Severity.ERROR, min_step_ratio=worth(0.05))
 def tp_across_nodes(
     placement: PlacementResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:
@@ -245,11 +241,7 @@ def _may_be_of_experts(axis: str, *, is_expert: bool) -> bool:
 _OTHER_ORDERS = ("cyclic", "irregular")
 
 
-@rule(
-    "NET106",
-    Severity.WARNING,
-    min_step_ratio=Limit(0.02, "smallest share of the step that is worth reporting"),
-)
+@rule("NET106", Severity.WARNING, min_step_ratio=worth(0.02))
 def group_straddles_nodes(
     placement: PlacementResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:
@@ -288,11 +280,7 @@ def _apart(axis: PlacedAxis) -> str:
     return f"{axis.size} ranks, {axis.stride} apart"
 
 
-@rule(
-    "NET108",
-    Severity.ERROR,
-    min_step_ratio=Limit(0.02, "smallest share of the step that is worth reporting"),
-)
+@rule("NET108", Severity.ERROR, min_step_ratio=worth(0.02))
 def mesh_order(placement: PlacementResult, times: StepTimes, limits: Limits) -> Iterator[Draft]:
     """A mesh axis that needs high bandwidth crosses nodes while one that needs less stays inside a
     node: the axes are in the wrong order.
@@ -323,11 +311,7 @@ def mesh_order(placement: PlacementResult, times: StepTimes, limits: Limits) -> 
         )
 
 
-@rule(
-    "NET107",
-    Severity.ERROR,
-    min_step_ratio=Limit(0.02, "smallest share of the step that is worth reporting"),
-)
+@rule("NET107", Severity.ERROR, min_step_ratio=worth(0.02))
 def cyclic_rank_order(
     placement: PlacementResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:

@@ -10,7 +10,7 @@ from distprof.rules.base import Draft, Limits, rule
 from distprof.sections.ras import RasResult, TroubledRank
 from distprof.sections.table import counted
 from distprof.terms import Confidence, Severity
-from distprof.units import capitalized, name_ranks
+from distprof.units import capitalized, few_names, name_ranks
 
 _MAX_NAMED = 3
 _REMOTE = "Remote process error"
@@ -40,8 +40,7 @@ def troubled_nccl_rank(ras: RasResult, limits: Limits) -> Iterator[Draft]:  # no
 def _draft(kind: str, text: str, troubled: Sequence[TroubledRank], *, stands: bool | None) -> Draft:
     ranks = sorted({one.rank for one in troubled if one.rank is not None})
     places = list(dict.fromkeys(one.place for one in troubled if one.place))
-    more = f" and {len(places) - _MAX_NAMED} more" if len(places) > _MAX_NAMED else ""
-    where = f" ({'; '.join(places[:_MAX_NAMED])}{more})" if places else ""
+    where = f" ({few_names(places, _MAX_NAMED, '; ')})" if places else ""
     count = len(dict.fromkeys((one.rank, one.place) for one in troubled))
     who = name_ranks(ranks) if ranks else counted(count, "process")
     is_sure = kind in ("dead", "error") or (kind == "behind" and bool(stands))

@@ -149,15 +149,12 @@ def _ddp(files: Sequence[SettingsFile]) -> tuple[DdpSetup, ...]:
         unused.setdefault(given, []).append(one.max_unused_bytes)
     return tuple(
         msgspec.structs.replace(
-            setup, num_looks=min(looks[given]), max_unused_bytes=_max_known(unused[given])
+            setup,
+            num_looks=min(looks[given]),
+            max_unused_bytes=None if None in unused[given] else max(n or 0 for n in unused[given]),
         )
         for setup, given in zip(_merge_ranks(DdpSetup, plain), looks, strict=True)
     )
-
-
-def _max_known(sizes: Sequence[int | None]) -> int | None:
-    known = [size for size in sizes if size is not None]
-    return max(known) if len(known) == len(sizes) else None
 
 
 def _common(values: Sequence[bool | None]) -> bool | None:

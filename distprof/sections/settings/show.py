@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from distprof.escape import short_ranks, shorten
+from distprof.escape import few_ranks, shorten
 from distprof.sections.settings import (
     DdpSetup,
     FsdpSetup,
@@ -53,7 +53,7 @@ def _ranks(result: SettingsResult) -> str:
     ranks = {rank for objects in kinds for one in objects for rank in one.ranks}
     if not ranks:
         return counted(result.num_ranks, "rank")
-    return f"rank{'s' * (len(ranks) > 1)} {short_ranks(ranks)}"
+    return few_ranks(ranks, 40)
 
 
 def _rows(result: SettingsResult) -> Iterator[_Row]:

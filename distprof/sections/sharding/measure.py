@@ -137,8 +137,7 @@ class AxisRows:
     def ahead(self) -> Flags:
         """Whether it began during computation or overlaps with it for a twentieth of its time."""
         during = self._analysis.row_begins_overlapped[self._rows]
-        ahead: Flags = during | (self.hidden_ns >= _OVERLAP_RATIO * self.duration_ns)
-        return ahead
+        return during | (self.hidden_ns >= _OVERLAP_RATIO * self.duration_ns)
 
     @property
     def exposed_ns(self) -> Int64Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule, worth
 from distprof.sections.collectives import CollectiveClass, CollectivesResult
 from distprof.sections.overlap import OverlapResult
 from distprof.sections.sharding import ShardedAxis, ShardingResult, TensorTraffic
@@ -20,7 +20,7 @@ from distprof.units import format_bytes, format_ratio
         0.25, "share of overlappable gathers from which parameters count as prefetched"
     ),
     min_unit_bytes=Limit(100_000, "median size of a gather in bytes below which latency dominates"),
-    min_step_ratio=Limit(0.03, "smallest share of the step that is worth reporting"),
+    min_step_ratio=worth(0.03),
 )
 def no_parameter_prefetch(
     sharding: ShardingResult, overlap: OverlapResult, times: StepTimes, limits: Limits
@@ -81,7 +81,7 @@ def _prefetch_message(axis: ShardedAxis, step: MeanStep, cost_ns: int) -> str:
     Severity.WARNING,
     unit_bytes=Limit(4_000_000, "gather size from which a unit is large enough, in bytes"),
     min_units=Limit(16, "smallest number of units per pass that is worth merging"),
-    min_step_ratio=Limit(0.02, "smallest share of the step that is worth reporting"),
+    min_step_ratio=worth(0.02),
 )
 def small_sharding_units(
     sharding: ShardingResult, times: StepTimes, limits: Limits
@@ -134,7 +134,7 @@ _GATHERS = 2  # Gather passes of one micro-batch: forward and backward
     Severity.INFO,
     min_gather_passes=Limit(3.5, "gather passes per step from which gathers count as repeated"),
     min_scatter_passes=Limit(2, "reduce-scatter passes per step from which they count as repeated"),
-    min_step_ratio=Limit(0.03, "smallest share of the step that is worth reporting"),
+    min_step_ratio=worth(0.03),
 )
 def gathers_repeated_while_accumulating(
     sharding: ShardingResult, times: StepTimes, limits: Limits
@@ -179,11 +179,7 @@ def _what(gathers: float, scatters: int) -> str:
 _SHARDING = (MeshAxis.DP_SHARD.value,)
 
 
-@rule(
-    "COM106",
-    Severity.WARNING,
-    min_step_ratio=Limit(0.05, "smallest share of the step that is worth reporting"),
-)
+@rule("COM106", Severity.WARNING, min_step_ratio=worth(0.05))
 def sharding_across_nodes(
     collectives: CollectivesResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:
@@ -306,11 +302,7 @@ def _pair_ratio(tensor: TensorTraffic) -> float:
 _VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
-@rule(
-    "HST104",
-    Severity.WARNING,
-    min_step_ratio=Limit(0.05, "smallest share of the step that is worth reporting"),
-)
+@rule("HST104", Severity.WARNING, min_step_ratio=worth(0.05))
 def single_device_connection(
     sharding: ShardingResult, overlap: OverlapResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:

@@ -257,8 +257,7 @@ def _durations(logs: Sequence[StepLog], which: str) -> Int64Array:
     median = segment_median(duration[np.argsort(index, kind="stable")], bounds)
     everywhere = np.ones(len(distinct), dtype=np.bool_)
     np.logical_and.at(everywhere, index, marked)
-    found: Int64Array = median[everywhere]
-    return found
+    return median[everywhere]
 
 
 def _total(values: Sequence[float | None]) -> float | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from statistics import median
 
 from distprof.escape import few_ranks
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule, worth
 from distprof.sections.idle import IdleResult, PausesResult
 from distprof.sections.step_log import LateInLog, LateOnGpu, PeriodicStall, StepLogResult
 from distprof.sections.stragglers import StragglersResult
@@ -100,7 +100,7 @@ _OF_INPUT = 0.5
     gpu_excess_ratio=Limit(
         0.075, "the same on GPUs, as a lower bound, over the peers' time up to a collective"
     ),
-    min_step_ratio=Limit(0.02, "smallest share of the step that is worth reporting"),
+    min_step_ratio=worth(0.02),
 )
 def late_rank_without_trace(
     step_log: StepLogResult, pauses: PausesResult, stragglers: StragglersResult, limits: Limits

@@ -259,8 +259,7 @@ def _at(shared: Int64Array, step: Int64Array, ns: Int64Array) -> Int64Array:
     """Times of the shared steps; for a repeated step, the last one."""
     order = np.argsort(step, kind="stable")
     last = np.searchsorted(step[order], shared, side="right") - 1
-    times: Int64Array = ns[order[last]]
-    return times
+    return ns[order[last]]
 
 
 def groups_of(ranks: Sequence[int], job: RunFile) -> list[tuple[int, ...]]:

@@ -417,8 +417,7 @@ def find_roots(
 def since_meeting(rank: Rank, exposed_ns: Int64Array) -> Int64Array:
     """For each row, exposed time of the rank's rows since its group last met."""
     before = np.concatenate(([0], np.cumsum(np.maximum(exposed_ns, 0))))
-    since: Int64Array = before[:-1] - before[_previous_of_group(rank) + 1]
-    return since
+    return before[:-1] - before[_previous_of_group(rank) + 1]
 
 
 def _previous_of_group(rank: Rank) -> Int64Array:

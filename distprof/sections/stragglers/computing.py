@@ -176,8 +176,7 @@ def _are_other_mixtures(pairs: Sequence[_Rows], usual: Floats) -> Bools:
     near = np.zeros(share.shape, dtype=np.int64)
     for kernel in np.flatnonzero(wide).tolist():
         near[:, kernel] = number_near(share[:, kernel])
-    result: Bools = (2 * near <= len(pairs)) & wide
-    return result
+    return (2 * near <= len(pairs)) & wide
 
 
 def number_near(values: Floats) -> Int64Array:
@@ -213,8 +212,7 @@ def _median(values: Floats, axis: int, *, is_lower: bool = False) -> Floats:
         taken = np.take_along_axis(ordered, np.expand_dims(place, axis), axis=axis)
         return taken.squeeze(axis)
 
-    result: Floats = (at(low) + at(high)) / 2
-    return result
+    return (at(low) + at(high)) / 2
 
 
 def _reached(ratio: Floats, weight: Floats) -> Floats:
@@ -288,8 +286,7 @@ class _Compared(msgspec.Struct, frozen=True, kw_only=True):
     def larger(self) -> Bools:
         """Kernels whose longer time can be explained by more thread blocks."""
         grown = self.grid_ratio > 1 + EQUAL_GRIDS
-        result: Bools = grown & (self.grid_ratio**GROWTH >= self.ratio)
-        return result
+        return grown & (self.grid_ratio**GROWTH >= self.ratio)
 
     @property
     def is_larger(self) -> bool:

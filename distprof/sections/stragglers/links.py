@@ -187,8 +187,7 @@ def _chosen(run: Run, step: Int64Array, members: Members) -> Int64Array:
     known = np.array([bool(group.ranks) for group in run.topology.groups], dtype=np.bool_)
     wanted &= np.isin(matches.group, np.flatnonzero(known))
     instances = np.flatnonzero(wanted)
-    inside: Int64Array = instances[step[members.first_row[instances]] >= 0]
-    return inside
+    return instances[step[members.first_row[instances]] >= 0]
 
 
 _BY_CONTENT = (CollectiveKind.ALL_TO_ALL, CollectiveKind.BARRIER)

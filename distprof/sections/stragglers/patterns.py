@@ -226,8 +226,7 @@ def _events(blame: Blame, step_ns: float) -> Floats:
     sums = np.bincount(cell, weights=excess[stands_out], minlength=num_ranks * num_steps)
     events = sums.astype(np.float64).reshape(num_ranks, num_steps)
     once = (events > 0).sum(axis=1, keepdims=True) == 1
-    result: Floats = np.where(once & (events < LONE_STALL * step_ns), 0.0, events)
-    return result
+    return np.where(once & (events < LONE_STALL * step_ns), 0.0, events)
 
 
 def _transient_verdict(events: Floats, position: int) -> Verdict:

@@ -213,8 +213,7 @@ def _smoothed(ratio: NDArray[np.float64]) -> NDArray[np.float64]:
         np.array([np.convolve(row, kernel, "same")[: ratio.shape[1]] for row in values])
         for values in (np.where(known, ratio, 0.0), known.astype(float))
     )
-    smooth: NDArray[np.float64] = np.where(counts > 0.5, sums / np.maximum(counts, 1.0), 1.0)
-    return smooth
+    return np.where(counts > 0.5, sums / np.maximum(counts, 1.0), 1.0)
 
 
 # A table of operators ----------------------------------------------------------------------------

@@ -176,12 +176,13 @@ MIN_STEP_BUSY_RATIO = 0.8
 MIN_BUSY_RATIO = 0.4
 MIN_LISTED_RATIO = 0.5
 """Below this share of the whole, a table does not show what takes most."""
-_NEARLY, _ALSO = 0.8, 1.1
+_NEARLY, _ALSO, _DIFFERS = 0.8, 1.1, 1.2
 MIN_NAMED_RATIO, MIN_LAUNCH_RATIO = 0.08, 0.05
 """Share of the CPU's time from which a name, and launches of kernels, are worth a sentence."""
 
 _STEP = "ProfilerStep"
 _LAUNCHING, _WAITING = "launching kernels", "waiting for the GPU"
+_IN_CALLS = " in calls of CUDA"
 _FEW_CALLS, _COLD_CALLS = 2, 10
 _MANY_CALLS, _SHORT_NS, _SPAN_NS = 10_000, 5_000, 100_000
 """Kernels or copies this short, or with so little CPU time each, wait for their launches."""
@@ -388,27 +389,31 @@ def _known_work(result: OperatorTableResult) -> list[str]:
     spent = {what: min(ns, total) for what, ns in spent.items()}
     outside = [row.self_cpu_ns for row in rows if row.name.startswith(_STEP)]
     spent["Python code outside of operators"] = sum(outside)
+    longest = max(row.self_cpu_ns for row in rows)
     for row in rows:
-        calls_others = re.search(r":\d{1,6}\(", row.name) and row.cpu_ns > 2 * row.self_cpu_ns
-        is_one_call = max(each.self_cpu_ns for each in rows) > _NEARLY * row.cpu_ns
+        calls_others = re.search(r":\d{1,6}\(", row.name) and row.cpu_ns >= 2 * longest
         if calls_others and 2 * row.cpu_ns >= total and max(spent.values()) < total / 3:
-            spent[f"{_named(row)} and what it calls"] = 0 if is_one_call else row.cpu_ns
+            spent[f"{_named(row)} and what it calls"] = row.cpu_ns
     most = max(spent.values())
-    if most < max(MIN_KNOWN_RATIO * total, 1, max(row.self_cpu_ns for row in rows)):
+    if most < max(MIN_KNOWN_RATIO * total, 1, longest):
         return []
     what = next(name for name, ns in spent.items() if ns >= _NEARLY * most)
     action = "".join(name for name, _ in result.actions[:1])
     if {*re.findall(r"[a-z]{5,}", what)} & {*re.findall(r"[a-z]{5,}", action.lower())}:
         return []  # it is the action itself
     share = "Most" if 2 * spent[what] >= total else "The largest known part"
-    are_calls = all(re.match(r"(?:cu|cuda|hip)[A-Z]", row.name) for row in rows)
-    where = "the time in calls of CUDA" if are_calls else "the CPU's time"
+    where = f"the time{_IN_CALLS}" if _are_calls(result) else "the CPU's time"
     where = f"the time of {shorten(action, _MAX_NAME)}" if action else where
     of = f"{format_duration(total)} ({format_ratio(spent[what] / total)})"
     if not result.self_cpu_ns and spent[what] == total:  # the row itself is all that is known
         share, of = "The longest row", "an unknown whole"
     said = f"{share} of {where} is {what}: {format_duration(spent[what])} of {of}."
     return [said, *_advice(what, result)]
+
+
+def _are_calls(result: OperatorTableResult) -> bool:
+    """Whether all rows are calls of the CPU to CUDA or HIP."""
+    return all(re.match(r"(?:cu|cuda|hip)[A-Z]", row.name) for row in result.rows)
 
 
 def _of_action(result: OperatorTableResult) -> list[str]:
@@ -442,12 +447,11 @@ def _of_the_top(result: OperatorTableResult) -> list[str]:
     rows = [row for row in result.rows if field and getattr(row, field) < _NEARLY * whole]
     rows = [row for row in rows if "::" in row.name] or rows  # not ranges around operators
     top = max(rows, key=lambda row: getattr(row, field), default=None)
-    each = (one for one in _by_name(result).items() if not one[0].startswith(_STEP))
-    known = {name: ns for name, ns in each if ns < _NEARLY * cpu_ns}
-    on_gpu, own = (
-        result.self_device_ns or 0,
-        max((part.device_ns for part in result.parts if part.num_calls), default=0),
-    )
+    each = {name: ns for name, ns in _by_name(result).items() if not name.startswith(_STEP)}
+    each = {name: each[name] for name in each if re.search("::|#", name)} or each  # no ranges
+    known = {name: ns for name, ns in each.items() if ns < _NEARLY * cpu_ns}
+    on_gpu = result.self_device_ns or 0
+    own = max((part.device_ns for part in result.parts if part.num_calls), default=0)
     is_gpu = bool(result.parts) and (
         on_gpu > 2 * cpu_ns or own * cpu_ns > max(known.values(), default=0) * on_gpu
     )
@@ -524,9 +528,10 @@ def _of_one_row(result: OperatorTableResult) -> list[str]:
     whole = _cpu_whole(result) or 0
     ratio = top.self_cpu_ns / (whole or 1)
     around = _around(result) if ratio < MIN_WORK_RATIO or top.cpu_ns >= _NEARLY * whole else []
-    if around or ratio < MIN_WORK_RATIO or len(result.rows) < _FEWEST_ROWS:
+    is_one = len(result.rows) < _FEWEST_ROWS and not result.self_cpu_ns
+    if around or ratio < MIN_WORK_RATIO or is_one:
         return around
-    where = "" if result.self_cpu_ns else " in the rows shown"
+    where = _IN_CALLS * _are_calls(result) or " in the rows shown" * (not result.self_cpu_ns)
     alike = sum(row.self_cpu_ns for row in result.rows if row.kind == top.kind)
     if alike > _ALSO * top.self_cpu_ns and top.kind in _TABLE["kernel"]:
         values = {"name": _named(top), "alone": top.self_cpu_ns, "where": where}
@@ -624,6 +629,13 @@ def _busy_ratio(result: OperatorTableResult) -> float | None:
     return max(around, default=0) / cpu_ns or None
 
 
+def _is_busy(result: OperatorTableResult) -> bool:
+    """Whether the kernels that are listed alone take a large part of the steps or CPU time."""
+    listed = sum(part.device_ns for part in result.parts if part.num_calls is not None)
+    steps = max((row.cpu_ns for row in result.rows if row.name.startswith(_STEP)), default=0)
+    return listed >= MIN_BUSY_RATIO * (steps or result.self_cpu_ns or 0) > 0
+
+
 def _with_second(result: OperatorTableResult) -> list[str]:
     """What a table says, and the one after it; first how their times differ, if that is known."""
     said, second = _operators(result), result.second
@@ -636,11 +648,15 @@ def _with_second(result: OperatorTableResult) -> list[str]:
     devices = [(t.self_device_ns or 0) * t.has_device_total for t in (result, second)]
     chip = "GPU" if all(devices) else "CPU"
     wholes = devices if all(devices) else [t.self_cpu_ns or 0 for t in (result, second)]
-    if not all(wholes):
+    least, most = sorted(wholes)
+    if not least:
         return [said[0], there, *said[1:]]
     kind = "longer there" if wholes[1] > wholes[0] else "shorter there"
-    least, most = sorted(wholes)
-    return [_say(kind, chip=chip, most=most, least=least, ratio=most / least), *said, there]
+    kind = kind if most > _ALSO * least else "alike there"
+    times = {"most": most, "least": least, "first": wholes[0], "second": wholes[1]}
+    differs = _say(kind, chip=chip, ratio=most / least, **times)
+    lead = [differs, said[0]] if most > _DIFFERS * least else [said[0], differs]
+    return [*lead, there, *said[1:]]
 
 
 def _operators(result: OperatorTableResult) -> list[str]:
@@ -668,7 +684,7 @@ def _operators(result: OperatorTableResult) -> list[str]:
     shown = _shown_of_cpu(result)
     if shown < MIN_LISTED_RATIO or listed < MIN_LISTED_RATIO:
         cut = ("CPU", shown) if shown < MIN_LISTED_RATIO else (chip, listed)
-        known = lead or _known_work(result)
+        known = lead or ([] if _is_busy(result) else _known_work(result))
         sorted_out = [] if known else _of_the_top(result)
         return [*known, *sorted_out, _cut(*cut, is_known=bool(sorted_out)), *steps]
     return [*lead, *_most(result, first), *steps]
@@ -677,9 +693,10 @@ def _operators(result: OperatorTableResult) -> list[str]:
 def _most(result: OperatorTableResult, first: TablePart) -> list[str]:
     """What takes the device most: a row, or kernels that do the same."""
     chip, whole, spent = _chip(result), result.self_device_ns or 0, first.device_ns
-    top = next((row for row in result.rows if row.kind == first.kind), result.rows[0])
+    is_unknown = first.kind == "computation"
+    top = next((row for row in result.rows if is_unknown or row.kind == first.kind), result.rows[0])
     is_most, is_named = 2 * top.self_device_ns >= whole, first.kind in _TABLE["kernel"]
-    if (is_most and is_named) or first.kind == "computation":  # of names that say nothing
+    if (is_most and is_named) or is_unknown:  # of names that say nothing
         spent = top.self_device_ns
         kind, share = "most" if is_most else "longest shown", _share(spent, whole)
         said = _say(kind, name=_named(top), chip=chip, share=share + _described(top, spent))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from distprof.artefacts.record import shared_fields
 from distprof.hardware import load_sheet
 from distprof.intervals import EMPTY, Intervals
-from distprof.run.logs import DeviceEvent, DeviceLinks, DeviceLog, DeviceState
+from distprof.run.logs import DeviceEvent, DeviceLinks, DeviceLog
 from distprof.run.records import NO_THROTTLING, RankRecords
 from distprof.run.run import Run
 from distprof.schema import Int64Array, Table
@@ -141,8 +141,7 @@ def _integrated(time_ns: Int64Array, watts: NDArray[np.float64], windows: Interv
         edge = (edge_ns - origin).astype(np.float64) / NS_PER_S
         at = np.clip(np.searchsorted(time, edge, side="right") - 1, 0, len(time) - 1)
         part = (edge - time[at]) * (watts[at] + np.interp(edge, time, watts)) / 2
-        result: NDArray[np.float64] = joules[at] + part
-        return result
+        return joules[at] + part
 
     return float((until(windows.end) - until(windows.start)).sum())
 
@@ -273,7 +272,13 @@ def with_devices(result: TelemetryResult, run: Run) -> TelemetryResult:
         errors=tuple(_error(group) for group in groups.values())[:MAX_ERRORS],
         kernel_logs=log.kernel_logs[:MAX_ERRORS],
         nvlinks=tuple(_nvlink(links) for links in log.links[:MAX_DEVICES]),
-        conditions=tuple(_condition(state) for state in log.states[:MAX_DEVICES]),
+        conditions=tuple(
+            DeviceCondition(
+                device=name_of_device(state.host, state.index, state.bus_id, state.uuid),
+                **shared_fields(DeviceCondition, state),
+            )
+            for state in log.states[:MAX_DEVICES]
+        ),
         is_missing=is_missing,
         unavailable=()
         if run.job is None and (log.series or log.kernel_logs or log.states)
@@ -318,13 +323,6 @@ def _nvlink(links: DeviceLinks) -> DeviceNvlink:
         bytes_per_s=sum(speeds) * _GB,
         expected_bytes_per_s=None if kind is None else load_sheet().gpu(kind).scale_up_bandwidth,
         inactive=tuple(i for i, speed in enumerate(links.gb_per_s) if speed is None),
-    )
-
-
-def _condition(state: DeviceState) -> DeviceCondition:
-    return DeviceCondition(
-        device=name_of_device(state.host, state.index, state.bus_id, state.uuid),
-        **shared_fields(DeviceCondition, state),
     )
 
 

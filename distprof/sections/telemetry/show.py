@@ -25,7 +25,7 @@ from distprof.sections.telemetry import (
     TelemetryResult,
     WindowSensors,
 )
-from distprof.units import format_bytes, format_ratio, name_of_device
+from distprof.units import format_bytes, format_energy, format_ratio, name_of_device
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
@@ -89,14 +89,13 @@ def energy_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa
     result = report.telemetry
     if result.energy_per_step_j is None:
         return None
-    facts = [("per step", _joules(result.energy_per_step_j))]
+    facts = [("per step", format_energy(result.energy_per_step_j))]
     if result.energy_per_token_j is not None:
-        facts.append(("per token", _joules(result.energy_per_token_j)))
+        facts.append(("per token", format_energy(result.energy_per_token_j)))
     if result.waiting_energy_per_step_j is not None:
         share = format_ratio(result.waiting_energy_ratio)
-        facts.append(
-            ("while ranks wait", f"{_joules(result.waiting_energy_per_step_j)} per step ({share})")
-        )
+        waiting = format_energy(result.waiting_energy_per_step_j)
+        facts.append(("while ranks wait", f"{waiting} per step ({share})"))
     return facts_table("Energy", facts, caption="all GPUs together, mean of the analysed steps")
 
 
@@ -221,13 +220,6 @@ def _repair(one: DeviceCondition) -> str:
     if one.is_repair_pending:
         return "pending"
     return "unknown" if one.is_repair_pending is None else "none"
-
-
-def _joules(energy: float) -> str:
-    for unit, size in (("MJ", 1e6), ("kJ", 1e3), ("J", 1.0)):
-        if energy >= size:
-            return f"{energy / size:.3g} {unit}"
-    return f"{energy * 1e3:.3g} mJ"
 
 
 # The first lines of a report that contains only sensors and errors of GPUs -----------------------

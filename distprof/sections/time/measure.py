@@ -75,8 +75,7 @@ def rank_tail_ns(windows: Intervals, timeline: Timeline) -> Int64Array:
             at = np.maximum(np.searchsorted(busy.start, windows.end) - 1, 0)
             begun = busy.start[at] < windows.end
             last = np.maximum(last, np.where(begun, np.minimum(busy.end[at], windows.end), 0))
-    tail: Int64Array = windows.end - np.maximum(last, windows.start)
-    return tail
+    return windows.end - np.maximum(last, windows.start)
 
 
 def rank_copies(

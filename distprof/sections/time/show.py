@@ -112,13 +112,10 @@ def _words_on(report: Report, key: str) -> tuple[str, str]:
         action = (
             "record the other ranks too, because one rank cannot separate waiting from transfer"
         )
-    if key == "exposed_p2p_wait" and _axes_of_messages(report) == {MeshAxis.CP.value}:
+    axes = {record.axis for record in report.collectives.classes if record.is_message}
+    if key == "exposed_p2p_wait" and axes == {MeshAxis.CP.value}:
         action = "send the next block while computing on this one, and give all ranks equal work"
     return subject, action
-
-
-def _axes_of_messages(report: Report) -> set[str | None]:
-    return {record.axis for record in report.collectives.classes if record.is_message}
 
 
 def waterfall_table(report: Report, *, show_all: bool) -> TableView | None:

@@ -31,6 +31,7 @@ MIN_RECURRING = 5
 """Number of slow iterations from which they count as recurring."""
 
 
+_TRAINS = ("Lightning", "MMEngine", "Detectron2")  # their lines are of training, cut or not
 ONLY_FIRST = "Only the first report, which does not count,"  # has timers: a note's beginning
 
 
@@ -90,6 +91,7 @@ class TrainingLogResult(Result, frozen=True, kw_only=True):
     p95_ns: int | None = None  # 95th percentile of the durations.
     p99_ns: int | None = None  # 99th percentile of the durations.
     max_ns: int | None = None  # Longest iteration.
+    longest_iteration: int | None = None  # Number of that one; None if reports are means.
     cv: float | None = None  # Standard deviation over mean.
     # Duration of an iteration in each of the last steady reports, at most a few hundred, in order.
     steady_ns: tuple[int, ...] = ()
@@ -152,7 +154,7 @@ class TrainingLogResult(Result, frozen=True, kw_only=True):
         A program that prints no loss need not wait for its GPU, so that a long wait for input may
         hold the time of the GPU.
         """
-        waits = self.last_loss is not None or self.origin.startswith("Lightning")
+        waits = self.last_loss is not None or self.origin.startswith(_TRAINS)
         known = (one for one in self.timers if one.ratio is not None)
         found = next((one for one in known if INPUT_TIMER.search(one.name)), None)
         is_short = found is not None and (found.ratio or 0.0) < _SHORT_WAIT

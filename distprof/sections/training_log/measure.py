@@ -55,6 +55,8 @@ MIN_KENDALL, GROWN_RATIO = 0.7, 1.3
 """Least rank correlation with time, which six equal reports have in 3 % of cases by chance, and
 least ratio of the last third to the first, of a growth."""
 
+_FAR, _ROUNDER = 3, 5  # Ratio to the usual time, and of round numbers to those of all reports.
+
 _TOKENS = ("tokens_per_s", "tokens_per_s_per_device")
 _RATES = ("samples_per_s", "printed_samples_per_s", *_TOKENS, "tflops")
 _MAX_PERIODS = 20
@@ -74,17 +76,19 @@ def analyze_training_log(run: Run) -> TrainingLogResult:
             unavailable=("No log of a training program was read (--with train.log).",)
         )
     iteration = log.iteration[log.iteration != ABSENT]
-    timers = _timers(log)
+    timed = (_timer(log, name, ns, log.is_steady) for name, ns in log.timers.items())
+    timers = tuple(sorted(filter(None, timed), key=lambda timer: (-timer.mean_ns, timer.name)))
     rates: dict[str, Any] = {name: _median(getattr(log, name)) for name in _RATES}
     rates["tokens_per_s"] = _tokens_per_s(log)
+    losses: list[float | None] = log.loss[np.isfinite(log.loss)].tolist() or [None]
     return TrainingLogResult(
         origin=log.origin,
         num_reports=len(log.iteration),
         first_iteration=int(iteration[0]) if len(iteration) else None,
         last_iteration=int(iteration[-1]) if len(iteration) else None,
         **rates,
-        first_loss=_end(log.loss, 0),
-        last_loss=_end(log.loss, -1),
+        first_loss=losses[0],
+        last_loss=losses[-1],
         tokens_per_step=log.tokens_per_step,
         timers=timers,
         timer_stage=_stage(log),
@@ -104,10 +108,12 @@ def _times(log: TrainingLog) -> dict[str, Any]:
     ns = log.duration_ns[steady]
     if not len(ns):
         return {"slow_rate": _slow_rate(log)}
-    weight = log.span[steady]
+    weight = _weights(log.iteration[steady], ns, log.span[steady])
     mean = float(np.average(ns, weights=weight))
     spread = float(np.sqrt(np.average((ns - mean) ** 2, weights=weight)))
     p95, p99 = np.percentile(ns, [95, 99])
+    slow = _slow(log.iteration[steady], ns, weight)
+    slow = {"slow_excess_ns": log.unprinted_ns} if log.unprinted_ns else slow
     first = np.flatnonzero(log.duration_ns != ABSENT)[0]
     counts = steady.copy()
     counts[first] |= log.duration_ns[first] < SLOWER_RATIO * ns.min()  # that is no warm-up
@@ -119,24 +125,39 @@ def _times(log: TrainingLog) -> dict[str, Any]:
         "p95_ns": round(float(p95)),
         "p99_ns": round(float(p99)),
         "max_ns": int(ns.max()),
+        "longest_iteration": _longest(log.iteration[steady], ns, log.span[steady]),
         "cv": spread / mean if mean > 0 else None,
         "steady_ns": tuple(ns[-MAX_KEPT:].tolist()),
         "first_ns": int(log.duration_ns[first]),
         "slow_span": _slow_span(log.iteration[counts], log.duration_ns[counts], log.span[counts]),
-        **(
-            {"slow_excess_ns": log.unprinted_ns}
-            if log.unprinted_ns
-            else _slow(log.iteration[steady], ns, weight)
-        ),
+        **slow,
     }
+
+
+def _longest(number: Int64Array, ns: Int64Array, span: Int64Array) -> int | None:
+    """Number of the longest iteration; None if its report has none, or is a mean."""
+    at = int(ns.argmax())
+    return int(number[at]) if span[at] == 1 and number[at] != ABSENT else None
+
+
+def _weights(number: Int64Array, ns: Int64Array, span: Int64Array) -> Floats:
+    """Weight of each report: the iterations that it is the mean of.
+
+    Of single ones at regular numbers, far longer ones at rounder numbers stand for themselves, and
+    the others for all between: an evaluation or a checkpoint comes when a report does.
+    """
+    every = int(np.median(np.diff(number))) if len(number) > 1 else 1
+    is_far = (ns > _FAR * np.median(ns)) & (span == 1) & (number != ABSENT)
+    is_round = every > 1 and (number[is_far] % (_ROUNDER * every) == 0).all()
+    return np.where(is_far & is_round, 1 / max(every, 1), span)
 
 
 # Slow iterations ----------------------------------------------------------------------------------
 
 
-def _slow(number: Int64Array, ns: Int64Array, span: Int64Array) -> dict[str, Any]:
+def _slow(number: Int64Array, ns: Int64Array, weight: Floats) -> dict[str, Any]:
     """Slow iterations; empty if reports have no numbers or are means, which hide slow ones."""
-    is_mean = int(np.median(span)) > 1 or (number == ABSENT).all()
+    is_mean = np.median(weight) > 1 or (number == ABSENT).all()
     if is_mean or len(ns) < 2 * MIN_RECURRING:
         return {}
     # Median of each iteration's block of neighbours, because batches may grow during training
@@ -149,7 +170,7 @@ def _slow(number: Int64Array, ns: Int64Array, span: Int64Array) -> dict[str, Any
     is_even = np.minimum(left[:-1], left[1:]) < UNEVEN * more[1:-1]
     is_slow = (ns > SLOW_RATIO * usual) & ~is_even
     is_slow[: int(np.argmin(is_slow))] = False  # before the training is warm
-    excess = float(np.sum((ns - usual)[is_slow])) / len(ns)
+    excess = float(np.average(np.where(is_slow, ns - usual, 0), weights=weight))
     period = _period(number, is_slow)
     is_power = period is not None and period & (period - 1) == 0  # as numbers of micro-batches
     if is_power and (period or 0) <= _MOST_ACCUMULATED and ns.max() < _FOR_STEP * np.median(ns):
@@ -161,10 +182,7 @@ def _slow(number: Int64Array, ns: Int64Array, span: Int64Array) -> dict[str, Any
         "slow_excess_ns": round(excess),
         "slow_period": period,
         "slowest": tuple(
-            SlowIteration(
-                iteration=int(number[i]) if number[i] != ABSENT else None, duration_ns=int(ns[i])
-            )
-            for i in order
+            SlowIteration(iteration=_printed(number, i), duration_ns=int(ns[i])) for i in order
         ),
     }
 
@@ -210,7 +228,8 @@ def _slow_span(number: Int64Array, ns: Int64Array, span: Int64Array) -> SlowPeri
     low, high = max(rows, key=lambda row: float((blocks[row[0] : row[1]] - usual).sum()))
     inside = _exactly(ns, int(edges[low]), int(edges[high]))
     slow, others = ns[inside], ns[~inside]
-    if len(others) < BLOCK or _share_above(slow, others) < APART:
+    below = np.searchsorted(np.sort(others), slow, side="left")
+    if len(others) < BLOCK or below.mean() / len(others) < APART:
         return None
     # Whether a line fits better than two levels, without the longest reports
     kept = ns <= np.quantile(ns, 0.98)
@@ -319,19 +338,7 @@ def _printed(number: Int64Array, at: np.int64) -> int | None:
     return int(number[at]) if number[at] != ABSENT else None
 
 
-def _share_above(slow: Int64Array, others: Int64Array) -> float:
-    """Share of all pairs in which the slow report is longer than the other one."""
-    below = np.searchsorted(np.sort(others), slow, side="left")
-    return float(below.mean()) / len(others)
-
-
 # Timers -------------------------------------------------------------------------------------------
-
-
-def _timers(log: TrainingLog) -> tuple[TrainingTimer, ...]:
-    timers = [_timer(log, name, ns, log.is_steady) for name, ns in log.timers.items()]
-    known = [timer for timer in timers if timer is not None]
-    return tuple(sorted(known, key=lambda timer: (-timer.mean_ns, timer.name)))
 
 
 def _timer(
@@ -395,11 +402,6 @@ def _tokens_per_s(log: TrainingLog) -> float | None:
 def _median(values: Floats) -> float | None:
     known = values[np.isfinite(values)]
     return float(np.median(known)) if len(known) else None
-
-
-def _end(values: Floats, index: int) -> float | None:
-    known = values[np.isfinite(values)]
-    return float(known[index]) if len(known) else None
 
 
 def _limits(log: TrainingLog, timers: tuple[TrainingTimer, ...]) -> tuple[str, ...]:

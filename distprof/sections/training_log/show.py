@@ -38,6 +38,7 @@ MOST_PARTS = 4
 _FEW_REPORTS, _FAR_LONGER = 3, 10
 """Up to this many reports, someone chose them one by one."""
 
+_FEWEST_RISING = 5  # Reports that each take longer, which is rarely chance
 _SKEWED = 1.5  # Ratio of the mean to the median
 _FEWEST_MODES = 6  # Reports in which two groups are looked for
 _FAR = 3  # Ratio between the two
@@ -80,10 +81,10 @@ def training_verdict(report: Report) -> VerdictText:
     reasons = tuple(dict.fromkeys(each for each in why if each and each not in line))
     compared = scaling_lines(report.scaling_table)
     of_log = next((note for note in log.unavailable if note.startswith((RUN, AGAIN))), "")
-    of_runs = compared[0] if compared else of_log
+    of_runs = of_log or (compared[0] if compared else "")  # printed times before typed ones
     has_phases = bool(_shares(log)) and not compared
     lead = (line, of_runs) if has_phases else (of_runs, line)  # what takes most comes first
-    reasons += tuple(compared[1:])
+    reasons += tuple(compared[0 if of_log else 1 :])
     return (lead[0], (lead[1], *reasons)) if of_runs else (line, reasons)
 
 
@@ -115,13 +116,8 @@ def ideal_sentence(log: TrainingLogResult) -> str:
     stages = f"{log.mesh['pp']} stages"
     if log.virtual_stages and log.virtual_stages > 1:
         stages = f"{log.mesh['pp']} × {log.virtual_stages} stages"
-    batches = micro_batches_text(log.num_micro_batches or 0)
+    batches = counted(log.num_micro_batches or 0, "micro-batch")
     return f"{batches} on {stages} leave {format_ratio(log.ideal_bubble_ratio)} idle at best"
-
-
-def micro_batches_text(number: int) -> str:
-    """For example ``1 micro-batch`` and ``256 micro-batches``."""
-    return f"{number:,} micro-batch{'' if number == 1 else 'es'}"
 
 
 def rate_text(log: TrainingLogResult) -> str:
@@ -157,8 +153,10 @@ def _line(log: TrainingLogResult) -> str:
     usual, mean = format_duration(log.median_ns), format_duration(log.mean_ns)
     time = f"{_what(log)} takes {mean}"
     if _is_skewed(log):
-        longest = f"but the longest {format_duration(log.max_ns)}"
-        time = f"{_what(log)} usually takes {usual}, {longest}: that makes the mean {mean}"
+        at = log.longest_iteration
+        longest = "the longest" if at is None else f"{log.unit} {at:,} takes"
+        longest = f"{longest} {format_duration(log.max_ns)}"
+        time = f"{_what(log)} usually takes {usual}, but {longest}: that makes the mean {mean}"
     elif modes := _modes(log):
         time = f"{time}: {modes}"
     use = next((n.removeprefix(USE) for n in log.unavailable if n.startswith(USE)), "")
@@ -321,13 +319,17 @@ def _input_sentence(log: TrainingLogResult) -> str:
         return ""
     return (
         f"Waiting for input ({timer.name}) takes {format_duration(timer.mean_ns)}, "
-        f"{format_ratio(timer.ratio)} of an iteration."
+        f"{format_ratio(timer.ratio)} of {_what(log).lower()}."
     )
 
 
 def slower_sentence(log: TrainingLogResult) -> str:
     """Since when iterations take longer; empty if they do not."""
     slow = log.slow_span
+    ns = log.steady_ns
+    if slow is None and len(ns) >= _FEWEST_RISING and all(b > a for a, b in pairwise(ns)):
+        first, last = format_duration(ns[0]), format_duration(ns[-1])
+        return f"{_what(log)} takes longer in each report, from {first} to {last}."
     if slow is None:
         return _slower_rate(log)
     now, usual = format_duration(slow.duration_ns), format_duration(slow.usual_ns)
@@ -355,13 +357,13 @@ def _slow_sentence(log: TrainingLogResult) -> str:
     if log.slow_period and not log.num_slow:
         longest, others = format_duration(log.max_ns), format_duration(log.median_ns)
         times = f"takes up to {longest}, the others {others}"
-        return f"One of {log.slow_period} iterations {times}: accumulated gradients end in it."
+        return f"One of {log.slow_period} {log.unit}s {times}: accumulated gradients end in it."
     share = (log.slow_excess_ns or 0) / (log.mean_ns or math.inf)
     if not log.num_slow or share < MIN_SLOW_RATIO:
         return ""
-    often = f", every {log.slow_period:,} iterations" if log.slow_period else ""
+    often = f", every {log.slow_period:,} {log.unit}s" if log.slow_period else ""
     return (
-        f"{log.num_slow:,} of {log.num_steady:,} iterations are slow{often}: they add "
+        f"{log.num_slow:,} of {log.num_steady:,} {log.unit}s are slow{often}: they add "
         f"{format_ratio(share)} to the training time."
     )
 
@@ -379,12 +381,12 @@ def training_log_table(report: Report, *, show_all: bool) -> TableView | None:  
         return None
     text = counted(log.num_reports, "report")
     if log.first_iteration is not None and log.last_iteration is not None:
-        text += f", iterations {log.first_iteration:,} to {log.last_iteration:,}"
+        text += f", {log.unit}s {log.first_iteration:,} to {log.last_iteration:,}"
     if log.num_restarts:
         text += f", {counted(log.num_restarts, 'restart')}"
     facts = (
-        ("iterations", text),
-        ("iteration time", _time(log)),
+        (f"{log.unit}s", text),
+        (f"{log.unit} time", _time(log)),
         ("first report", _first(log)),
         ("change", slower_sentence(log)),
         ("traced steps", _traced(report)),
@@ -392,7 +394,7 @@ def training_log_table(report: Report, *, show_all: bool) -> TableView | None:  
         ("layout", _layout(log)),
         ("pipeline", _pipeline(log)),
         ("slow iterations", _slow(log)),
-        ("loss", _loss(log)),
+        ("loss", "" if log.first_loss is None else f"{log.first_loss:.4g} to {log.last_loss:.4g}"),
     )
     return facts_table(
         "Training log", facts, caption=f"as printed by {log.origin}", notes=log.unavailable
@@ -472,18 +474,15 @@ def _traced(report: Report) -> str:
     steps, log = report.step_time, report.training_log
     if not steps.num_steps or steps.median_ns is None or not log.median_ns or not report.run.ranks:
         return ""
-    ratio = steps.median_ns / log.median_ns - 1
-    return (
-        f"{format_duration(steps.median_ns)} in the trace ({100 * ratio:+.1f} % relative to the "
-        "median)"
-    )
+    more, time = steps.median_ns / log.median_ns - 1, format_duration(steps.median_ns)
+    return f"{time} in the trace ({100 * more:+.1f} % relative to the median)"
 
 
 def _layout(log: TrainingLogResult) -> str:
     facts = [
         counted(log.world_size, "rank") if log.world_size else "",
         *(f"{axis} {log.mesh[axis]}" for axis in _AXES if log.mesh.get(axis, 1) > 1),
-        micro_batches_text(log.num_micro_batches) if log.num_micro_batches else "",
+        counted(log.num_micro_batches, "micro-batch") if log.num_micro_batches else "",
         f"batch {log.global_batch_size:,}" if log.global_batch_size else "",
         f"{log.sequence_length:,} tokens each" if log.sequence_length else "",
     ]
@@ -504,9 +503,3 @@ def _slow(log: TrainingLogResult) -> str:
         return ""
     often = f", every {log.slow_period:,}" if log.slow_period else ""
     return f"{log.num_slow:,} above 1.2 times the median of their neighbours{often}"
-
-
-def _loss(log: TrainingLogResult) -> str:
-    if log.first_loss is None or log.last_loss is None:
-        return ""
-    return f"{log.first_loss:.4g} to {log.last_loss:.4g}"

@@ -33,8 +33,7 @@ Measure = Callable[[Floats], Floats]
 def median_of_others(values: Floats) -> Floats:
     """The median of the other ranks, for each rank."""
     whole = np.rint(values).astype(np.int64)
-    target: Floats = whole - over_peers(whole)
-    return target
+    return whole - over_peers(whole)
 
 
 def mean_of_peers(values: Floats) -> Floats:
@@ -59,8 +58,7 @@ def evened(values: Floats) -> Floats:
             return values
         section /= length
         rank = apart @ section
-    even: Floats = np.maximum(values - np.outer(rank, section), 0)
-    return even
+    return np.maximum(values - np.outer(rank, section), 0)
 
 
 class Sections(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,8 +143,7 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True):
         """A value per window, shape ``(P, W)``, for each segment; 1 between windows."""
         window = np.searchsorted(self.first.ravel(), self.of_segment, side="right") - 1
         inside = self.of_segment != OUTSIDE
-        result: Floats = np.where(inside, values.ravel()[window], 1.0)
-        return result
+        return np.where(inside, values.ravel()[window], 1.0)
 
     def mean(self, values: Int64Array) -> Int64Array:
         """Values per segment that give every section the mean of the rank's peers."""

@@ -23,6 +23,7 @@ from distprof.replay import Graph
 from distprof.run.evidence import OperationLog
 from distprof.run.tables import numbers_in, runs_of
 from distprof.schema import Bools, Int64Array, Table
+from distprof.units import few_names
 
 KINDS = (
     "forward-compute",
@@ -123,10 +124,9 @@ def _unknown_kinds(table: Table, kind: Int64Array) -> list[str]:
     if not len(unknown):
         return []
     names = sorted({unknown.values[code] for code in np.unique(unknown.codes).tolist()})
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return [
         "Operations left out because the dependencies of their kind are unknown: "
-        f"{len(unknown):,} of {len(table):,} ({', '.join(names[:5])}{more})."
+        f"{len(unknown):,} of {len(table):,} ({few_names(names, 5)})."
     ]
 
 
@@ -176,11 +176,7 @@ class StepGraph(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def graph_of(rows: StepRows) -> StepGraph:
-    """Dependencies, by the order of operations in the first step.
-
-    Raises:
-        CycleError: If the order of the log contradicts the dependencies.
-    """
+    """Dependencies, by the order of the first step; CycleError if that contradicts them."""
     compute = _in_order(rows, rows.of(*_COMPUTE))
     message_edges, pairs, num_unpaired = _messages(rows)
     # A chunk's first forward waits for the last gather of its parameters

@@ -128,11 +128,7 @@ class OperationReplay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def replay_of(rows: StepRows) -> OperationReplay:
-    """Prepare the simulation of a log.
-
-    Raises:
-        CycleError: If the order of the log contradicts the dependencies.
-    """
+    """Prepare the simulation of a log; CycleError if its order contradicts the dependencies."""
     graph = graph_of(rows)
     actual, num_wrong = _actual(rows, graph)
     notes = [*rows.notes, *graph.notes]

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from distprof.escape import fitting
-from distprof.rules.base import Draft, Limit, Limits, advice, rule
+from distprof.rules.base import Draft, Limit, Limits, advice, rule, worth
 from distprof.sections.capture import CaptureResult
 from distprof.sections.perturbation import PerturbationResult
 from distprof.sections.shares import has_all_members
@@ -25,7 +25,7 @@ _LEADS = {"overlap": "Communication runs alone where it could overlap. "}
 @rule(
     "STR110",
     Severity.WARNING,
-    min_step_ratio=Limit(0.05, "smallest share of the step that is worth reporting"),
+    min_step_ratio=worth(0.05),
     launch_ratio=Limit(0.15, "the same for late launches, which a profiler causes, too"),
 )
 def unexplained_loss(

@@ -227,14 +227,12 @@ class _Cuts(msgspec.Struct, frozen=True, kw_only=True):
     def before_soft(self, time: Int64Array) -> Int64Array:
         """The segment that ends where something is issued."""
         at = np.searchsorted(self.keys, (time - self.origin_ns) * 2 + 1)
-        before: Int64Array = self.segment[np.clip(at - 1, 0, len(self.keys) - 1)]
-        return before
+        return self.segment[np.clip(at - 1, 0, len(self.keys) - 1)]
 
     def after_hard(self, time: Int64Array) -> Int64Array:
         """The segment that starts where the rank continues."""
         at = np.searchsorted(self.keys, (time - self.origin_ns) * 2)
-        after: Int64Array = self.segment[np.minimum(at, len(self.keys) - 1)]
-        return after
+        return self.segment[np.minimum(at, len(self.keys) - 1)]
 
 
 def _issue_times(
@@ -278,8 +276,7 @@ def _issue_times(
 
 def _right_after(since_ns: Int64Array) -> Bools:
     """Whether something that starts so long after the end of another may have waited for it."""
-    found: Bools = (since_ns >= -EARLY_NS) & (since_ns <= QUEUED_NS)
-    return found
+    return (since_ns >= -EARLY_NS) & (since_ns <= QUEUED_NS)
 
 
 def _copied_before(activity: Table, start: Int64Array) -> Bools:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from distprof.bounds import table_beside
-from distprof.escape import short_ranks
+from distprof.escape import few_ranks
 from distprof.sections.base import VerdictText
 from distprof.sections.job.show import mesh_text
 from distprof.sections.parts import window_word
@@ -218,8 +218,7 @@ def _rows(whatif: WhatIfResult, *, show_all: bool) -> Iterator[tuple[str, str, s
     last = max((stage.stage for stage in whatif.stages), default=None)
     stages = sorted(whatif.stages, key=lambda stage: -stage.slowdown)
     for stage in stages if show_all else stages[:MAX_STAGES_SHOWN]:
-        plural = "" if len(stage.ranks) == 1 else "s"
-        name = f"stage {stage.stage} (rank{plural} {short_ranks(stage.ranks, 24)})"
+        name = f"stage {stage.stage} ({few_ranks(stage.ranks, 24)})"
         key = "last-stage" if stage.stage == last else f"stage {stage.stage}"
         computes = format_duration(stage.compute_ns)
         yield name, _beyond(stage.slowdown), _saves(saved.get(key)), computes
@@ -298,9 +297,7 @@ def _subject(whatif: WhatIfResult, cause: Cause) -> str:
     part = "it" if cause.share >= NEARLY_ALL else f"{format_ratio(cause.share)} of it"
     if cause.kind is CauseKind.WORKERS:
         ranks = cause.scenario.ranks
-        plural = "" if len(ranks) == 1 else "s"
-        named = f"rank{plural} {short_ranks(ranks)}"
-        return f"{named} explain{'' if plural else 's'} {part}"
+        return f"{few_ranks(ranks, 40)} explain{'s' if len(ranks) == 1 else ''} {part}"
     if cause.kind is CauseKind.STAGES:
         longest = limiting_stage(whatif)
         named = "an uneven pipeline" if longest is None else f"stage {longest.stage}"

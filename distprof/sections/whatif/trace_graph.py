@@ -142,8 +142,7 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def begins(self) -> Int64Array:
         """The first segment of each rank."""
-        firsts: Int64Array = np.searchsorted(self.owner, np.arange(len(self.ranks)))
-        return firsts
+        return np.searchsorted(self.owner, np.arange(len(self.ranks)))
 
     def launched_in_time(self, positions: Collection[int] | None = None) -> Int64Array | None:
         """Delays of edges if the CPUs of these ranks, or of all, hold nothing back."""
@@ -215,11 +214,7 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 def trace_graph(run: Run, analyses: Mapping[int, RankAnalysis]) -> TraceGraph | None:
-    """The graph of the analysed windows; None without any.
-
-    Raises:
-        CycleError: If matches contradict each other.
-    """
+    """The graph of the analysed windows; None without any, CycleError for contradictory matches."""
     lines = {rank: analysis.line for rank, analysis in analyses.items() if analysis.line}
     spans = {(line.first_window, len(line.opens)) for line in lines.values()}
     if len(spans) != 1:

@@ -14,6 +14,7 @@ import msgspec
 from distprof.artefacts.summary_file import StepParts
 from distprof.costs.operators import KNOWN
 from distprof.sections.computation import REST, ComputationResult
+from distprof.units import few_names
 from distprof.verbs.compare import Match, OperatorChange
 
 _REPLACEABLE = ("attention", "convolution", "gemm", "normalisation", "softmax", "optimizer")
@@ -243,6 +244,4 @@ def _names(rows: Sequence[_Row]) -> str:
 
 
 def _joined(texts: Iterable[str], most: int = _FEW) -> str:
-    found = list(dict.fromkeys(filter(None, texts)))
-    more = f" and {len(found) - most} more" if len(found) > most else ""
-    return " + ".join(found[:most]) + more
+    return few_names([*dict.fromkeys(filter(None, texts))], most, " + ")

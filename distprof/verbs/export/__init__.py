@@ -172,8 +172,7 @@ def bracket_order(slices: Intervals) -> Int64Array:
 
 
 def _outer_first(slices: Intervals) -> Int64Array:
-    order: Int64Array = np.lexsort((-slices.end, slices.start))
-    return order
+    return np.lexsort((-slices.end, slices.start))
 
 
 def _nests(slices: Intervals, order: Int64Array) -> bool:

@@ -243,8 +243,7 @@ class _TimeLine:
         at = np.append(simulated, end)
         measured = np.interp(at, simulated[known], (anchors - origin).astype(np.float64))
         measured[:-1][known] = anchors - origin
-        ordered: Int64Array = np.maximum.accumulate(np.rint(measured).astype(np.int64)) + origin
-        return ordered
+        return np.maximum.accumulate(np.rint(measured).astype(np.int64)) + origin
 
     def _chosen_windows(self) -> Intervals | None:
         """Windows of the steps to write on all ranks, on the clock of the file."""

@@ -68,7 +68,7 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
         cut = " (cut by the capture)"
         names = [label.format(step) + ("" if complete else cut) for step, complete in rows]
         own = intervals_of(table)
-        return self._write("steps", _STEPS, own, Coded.encode(names), "step")
+        return self._write("steps", _STEPS, own, Coded.encode(names), _constant("step", own.size))
 
     def _collectives(self) -> int:
         """Each collective, and inside it the wait for its last member and the transfer."""
@@ -159,7 +159,8 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
         kept = inside(own, self._windows)
         names = slot_names(slots, kept)
         own = Intervals(own.start[kept], own.end[kept])
-        return self._write("pipeline slots", _SLOTS, own, Coded.encode(names), "pipeline")
+        category = _constant("pipeline", own.size)
+        return self._write("pipeline slots", _SLOTS, own, Coded.encode(names), category)
 
     # Tracks from the trace ------------------------------------------------------------------------
 
@@ -174,8 +175,10 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
             name = self._stream_name(stream)
             name += f" of GPU {device}" if several else ""
             name += " (ranges)" if is_range else ""
-            kinds = Coded(table["kind"][rows].astype(np.int32), _KIND_NAMES)
-            written += self._write_rows(name, _STREAMS, nth, table.take(rows), kinds)
+            of_stream = table.take(rows)
+            kinds = Coded(of_stream["kind"].astype(np.int32), _KIND_NAMES)
+            names = of_stream.coded("name")
+            written += self._write(name, _STREAMS, intervals_of(of_stream), names, kinds, nth=nth)
         return written
 
     def _stream_name(self, stream: int) -> str:
@@ -188,18 +191,10 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
         threads = host.coded("thread")
         written = 0
         for nth, ((code,), rows) in enumerate(_groups(threads.codes)):
-            name = f"CPU thread {threads.values[code]}"
-            category = host.coded("category").take(rows)
-            written += self._write_rows(name, _THREADS, nth, host.take(rows), category)
+            name, calls = f"CPU thread {threads.values[code]}", host.take(rows)
+            names, category = calls.coded("name"), calls.coded("category")
+            written += self._write(name, _THREADS, intervals_of(calls), names, category, nth=nth)
         return written
-
-    def _write_rows(self, name: str, kind: int, nth: int, table: Table, category: Coded) -> int:
-        slices = Slices(
-            spans=self.clock.spans(self.rank.rank, intervals_of(table)),
-            name=table.coded("name"),
-            category=category,
-        )
-        return self._write_lanes(name, kind, slices, nth=nth)
 
     # Sensors --------------------------------------------------------------------------------------
 
@@ -227,13 +222,12 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
         """Windows of the steps to write, on the rank's own clock; None for the whole recording."""
         return None if self.steps is None else windows_of_steps(self.rank, self.steps)
 
-    def _write(self, title: str, kind: int, own: Intervals, name: Coded, category: str) -> int:
-        slices = Slices(
-            spans=self.clock.spans(self.rank.rank, own),
-            name=name,
-            category=_constant(category, own.size),
-        )
-        return self._write_lanes(title, kind, slices)
+    def _write(
+        self, title: str, kind: int, own: Intervals, name: Coded, category: Coded, *, nth: int = 0
+    ) -> int:
+        spans = self.clock.spans(self.rank.rank, own)
+        slices = Slices(spans=spans, name=name, category=category)
+        return self._write_lanes(title, kind, slices, nth=nth)
 
     def _write_lanes(
         self, title: str, kind: int, slices: Slices, inner: Slices | None = None, *, nth: int = 0

@@ -349,8 +349,7 @@ class _Rows:
 
 
 def _column(members: Sequence[Member], of: Any) -> Int64Array:
-    found: Int64Array = np.concatenate([of(member) for member in members])
-    return found
+    return np.concatenate([of(member) for member in members])
 
 
 def _elements(member: Member) -> Int64Array:
@@ -370,8 +369,7 @@ def _dtypes(members: Sequence[Member]) -> Int64Array:
         dtypes = member.dump.entries.coded("in_dtype").take(member.collectives)
         table = [codes.setdefault(value, len(codes)) for value in dtypes.values]
         parts.append(np.array(table or [0], dtype=np.int64)[dtypes.codes])
-    joined: Int64Array = np.concatenate(parts)
-    return joined
+    return np.concatenate(parts)
 
 
 def _point(group: JobGroup, kind: HangKind, seq: int, found: list[tuple[Member, int]]) -> Point:

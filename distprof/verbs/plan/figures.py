@@ -15,6 +15,7 @@ from distprof.documents.html.blocks import (
     row,
     rows,
 )
+from distprof.sections.table import counted
 from distprof.units import format_bytes, format_duration, format_ratio
 from distprof.verbs.plan import Estimate, Plan
 from distprof.verbs.plan.show import MEMORY, layout_name
@@ -65,8 +66,8 @@ def _row(
 
 def _name(one: Estimate) -> str:
     layout = one.layout
-    batches = f"micro-batch{'es' if layout.micro_batches != 1 else ''}"
-    facts = [layout_name(layout), f"{layout.micro_batches} {batches} of {layout.micro_batch}"]
+    batches = counted(layout.micro_batches, "micro-batch")
+    facts = [layout_name(layout), f"{batches} of {layout.micro_batch}"]
     if layout.virtual_stages > 1:
         facts.append(f"{layout.virtual_stages} stages per rank")
     if layout.recomputation != "selective":

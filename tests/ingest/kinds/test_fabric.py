@@ -369,3 +369,41 @@ def test_sizes_without_a_bandwidth_are_not_taken_for_a_single_rank(tmp_path):
     path.write_text(ROW.format(size=8, count=2, time="12.9", alg="0.00", bus="0.00"))
     with pytest.raises(InputError, match="not decided, because messages of up to 8 B"):
         read_fabric(str(path))
+
+
+TWO_RUNS = """
+| Size | NCCL busbw (GB/s) | MSCCL busbw (GB/s) | gain (%) |
+|------|-------------------|--------------------|----------|
+| 1MB  | 20.1 | 35.2 | 75 |
+| 1GB  | 230.5 | 180.1 | -22 |
+"""
+PARTS = """
+Collective:             Alltoall
+       Count        Size                Time, us                           Bandwidth, GB/s
+                                 avg         min         max         avg         min         max
+       65536      262144       76.00       72.00       82.00       24.00       25.00       22.00
+     8388608    33554432     5000.00     4900.00     5100.00       46.50       47.00       46.00
+"""
+UNNAMED_PARTS = """
+# OSU MPI-CUDA Allreduce Latency Test v7.3
+# Size       Avg Latency(us)
+8                      20.20             18.37             88.23        1000
+33554432            8388.608          8300.000          8400.000         100
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "speeds", "says"),
+    [
+        (TWO_RUNS, {"NCCL": 230.5, "MSCCL": 180.1}, "NCCL reaches 230 GB/s, MSCCL 180 GB/s"),
+        (PARTS, {"": 46.5}, "all_to_all reaches 46.5 GB/s at 33.6 MB"),
+        (UNNAMED_PARTS, {"": 4.0}, "reaches 4.00 GB/s at 33.6 MB"),
+    ],
+    ids=["runs", "parts", "unnamed parts"],
+)
+def test_columns_after_the_size_are_of_runs_or_have_parts(tmp_path, text, speeds, says):
+    (tmp_path / "table.txt").write_text(text)
+    profile = read_fabric(str(tmp_path / "table.txt"))
+    best = {c.label: max(p.busbw_bytes_per_s for p in c.points) / 1e9 for c in profile.curves}
+    assert best == pytest.approx(speeds)
+    assert says in fabric_verdict(profile)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from distprof.escape import fitting
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
+from distprof.rules.base import Draft, Limit, Limits, advice, rule
 from distprof.sections.computation import ComputationResult
 from distprof.sections.idle import (
     COMPILES,
@@ -16,6 +16,7 @@ from distprof.sections.idle import (
     RankIdle,
     is_optimizer,
 )
+from distprof.sections.idle.rules.pauses import check_calls
 from distprof.sections.perturbation import PerturbationResult
 from distprof.sections.shares import MeanStep, StepTimes
 from distprof.terms import Confidence, Severity
@@ -36,10 +37,7 @@ def launch_bound_host(
 ) -> Iterator[Draft]:
     """The GPU runs out of work because the CPU does not launch kernels fast enough."""
     step = times.mean_step()
-    if not idle.ranks:
-        raise InsufficientEvidenceError(
-            "no launch calls to judge by: the cause of idle time is unknown"
-        )
+    check_calls(idle, "launch")
     cost = step.mean(step.total.idle_host_ns)
     if step.ratio(cost) < limits["idle_host_ratio"]:
         return
@@ -136,10 +134,7 @@ def work_between_launches(
     of PyTorch.
     """
     step = times.mean_step()
-    if not idle.ranks:
-        raise InsufficientEvidenceError(
-            "no launch calls to judge by: the cause of idle time is unknown"
-        )
+    check_calls(idle, "launch")
     for pause in idle.pauses:
         if pause.kind not in ("range", "python"):
             continue

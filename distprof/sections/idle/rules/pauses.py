@@ -12,6 +12,15 @@ from distprof.sections.shares import StepTimes
 from distprof.terms import Confidence, Severity
 from distprof.units import capitalized, format_duration, format_ratio, name_ranks
 
+
+def check_calls(idle: IdleResult, kind: str) -> None:
+    """Raise an error if no calls of this kind tell the cause of idle time."""
+    if not idle.ranks:
+        raise InsufficientEvidenceError(
+            f"no {kind} calls to judge by: the cause of idle time is unknown"
+        )
+
+
 OFTEN = 1.0
 """Calls per step below which the program already does what the fix says."""
 
@@ -26,10 +35,7 @@ OFTEN = 1.0
 def synchronising_calls(idle: IdleResult, times: StepTimes, limits: Limits) -> Iterator[Draft]:
     """The CPU waits for the GPU inside the step, and the GPU then waits for the CPU."""
     step = times.mean_step()
-    if not idle.ranks:
-        raise InsufficientEvidenceError(
-            "no runtime calls to judge by: the cause of idle time is unknown"
-        )
+    check_calls(idle, "runtime")
     cost = step.mean(step.total.idle_sync_ns)
     if step.ratio(cost) < limits["idle_sync_ratio"] or not idle.sync_calls:
         return
@@ -148,10 +154,7 @@ def memory_calls(idle: IdleResult, times: StepTimes, limits: Limits) -> Iterator
     meanwhile.
     """
     step = times.mean_step()
-    if not idle.ranks:
-        raise InsufficientEvidenceError(
-            "no runtime calls to judge by: the cause of idle time is unknown"
-        )
+    check_calls(idle, "runtime")
     calls = [pause for pause in idle.pauses if pause.kind == "memory"]
     cost = sum(pause.idle_ns_per_step for pause in calls)
     if not calls or step.ratio(cost) < limits["idle_ratio"]:

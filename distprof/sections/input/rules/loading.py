@@ -16,7 +16,7 @@ from distprof.sections.stragglers import StragglersResult
 from distprof.sections.summaries import InputReadinessResult
 from distprof.sections.training_log import TrainingLogResult
 from distprof.terms import Confidence, Severity, StragglerCause, StragglerPattern
-from distprof.units import format_duration, format_ratio
+from distprof.units import few_names, format_duration, format_ratio
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
@@ -269,10 +269,8 @@ def input_not_ready(readiness: InputReadinessResult, limits: Limits) -> Iterator
 def _named(shares: dict[int, float]) -> str:
     if not shares:
         return "Which rank it is keeps changing."
-    named = list(shares)[:MAX_NAMED]
-    names = ", ".join(f"rank {rank} ({format_ratio(shares[rank])})" for rank in named)
-    left_out = len(shares) - len(named)
-    return f"Most often it is {names}{f' and {left_out} more' if left_out else ''}."
+    names = [f"rank {rank} ({format_ratio(share)})" for rank, share in shares.items()]
+    return f"Most often it is {few_names(names, MAX_NAMED)}."
 
 
 def _fix(order: list[int]) -> str:

@@ -28,7 +28,7 @@ from distprof.sections.nccl.rules import (
 from distprof.sections.shares import StepTimes
 from distprof.sections.table import counted
 from distprof.terms import Confidence, NcclRemark, Severity
-from distprof.units import capitalized
+from distprof.units import capitalized, few_names
 
 _MOST_CARDS = 4
 _GPUS_OF_A_HOST = 8
@@ -136,14 +136,13 @@ def no_gpudirect(
         # From what NCCL says of its cards, where the log names no connection
         cards = sorted({remark.value for remark in remarks})
         what = "libfabric" if cards == ["Libfabric"] else counted(len(cards), "network card")
-        more = f" and {len(cards) - _MOST_CARDS} more" if len(cards) > _MOST_CARDS else ""
         most = max(remark.num_processes for remark in remarks)
         of_all = f" on {most:,} of {nccl.num_processes:,} processes"
         where = of_all if nccl.num_processes > 1 else ""
         yield Draft(
             headline=f"GPUDirect RDMA is disabled for {what}",
             message=(
-                f"NCCL says so{where} for {', '.join(cards[:_MOST_CARDS])}{more}, and enables it "
+                f"NCCL says so{where} for {few_names(cards, _MOST_CARDS)}, and enables it "
                 "for none: every byte between nodes goes through CPU memory."
             ),
             fix=_fix(nccl),

@@ -12,6 +12,7 @@ from distprof.sections.nccl.rules import connections, has_log, only_on, said, se
 from distprof.sections.sharding import ShardingResult
 from distprof.sections.table import counted
 from distprof.terms import Confidence, NcclRemark, Severity
+from distprof.units import few_names
 
 
 @rule("COM122", Severity.INFO, costs_time=False)
@@ -200,10 +201,9 @@ def _sides(settings: Sequence[NcclSetting]) -> str:
 def _side(setting: NcclSetting) -> str:
     if not setting.num_processes:
         return setting.value
-    processes = "process" if setting.num_processes == 1 else "processes"
-    return f"{setting.value} on {setting.num_processes} {processes} ({_hosts(setting.hosts)})"
+    processes = counted(setting.num_processes, "process")
+    return f"{setting.value} on {processes} ({_hosts(setting.hosts)})"
 
 
 def _hosts(hosts: Sequence[str]) -> str:
-    more = f" and {len(hosts) - _MOST_HOSTS} more" if len(hosts) > _MOST_HOSTS else ""
-    return ", ".join(hosts[:_MOST_HOSTS]) + more
+    return few_names(hosts, _MOST_HOSTS)

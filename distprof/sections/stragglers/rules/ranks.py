@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.escape import few_ranks, fitting
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule, worth
 from distprof.sections.capture import CaptureResult
 from distprof.sections.collectives import CollectivesResult
 from distprof.sections.moe import MoeResult
@@ -298,11 +298,7 @@ def rotating_straggler(
     )
 
 
-@rule(
-    "STR114",
-    Severity.WARNING,
-    min_step_ratio=Limit(0.02, "smallest share of the step that is worth reporting"),
-)
+@rule("STR114", Severity.WARNING, min_step_ratio=worth(0.02))
 def unrecorded_straggler(
     stragglers: StragglersResult, times: StepTimes, capture: CaptureResult, limits: Limits
 ) -> Iterator[Draft]:

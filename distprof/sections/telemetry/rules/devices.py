@@ -21,7 +21,7 @@ from distprof.sections.telemetry import (
     WindowSensors,
 )
 from distprof.terms import Confidence, Severity
-from distprof.units import capitalized, format_ratio, name_of_device, name_ranks
+from distprof.units import capitalized, few_names, format_ratio, name_of_device, name_ranks
 
 NO_SENSORS = (
     "no sensors were recorded: pass the output of nvidia-smi or DCGM with --with, or record with "
@@ -98,10 +98,7 @@ def name_devices(devices: Sequence[DeviceCondition]) -> str:
 def _named(ranks: Sequence[int], labels: Sequence[str]) -> str:
     others = list(dict.fromkeys(labels))
     parts = [f"the GPU{'s' if len(ranks) > 1 else ''} of {name_ranks(ranks)}"] if ranks else []
-    if others:
-        more = f" and {len(others) - 4} more" if len(others) > 4 else ""
-        parts.append(", ".join(others[:4]) + more)
-    return " and ".join(parts)
+    return " and ".join(filter(None, (*parts, few_names(others, 4))))
 
 
 def ranks_of(gpus: Sequence[Unit | DeviceCondition | DeviceNvlink]) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from distprof.sections.table import counted
 from distprof.sections.telemetry import DeviceError, TelemetryResult
 from distprof.sections.telemetry.rules.devices import NO_SENSORS, wrong_conditions
 from distprof.terms import Confidence, Severity
-from distprof.units import capitalized, format_bytes, name_ranks
+from distprof.units import capitalized, few_names, format_bytes, name_ranks
 
 _NO_KERNEL_LOG = "no kernel log was read: pass the output of dmesg -T with --with"
 _TRAINING = ("python", "pt_", "torch", "ray::")
@@ -164,9 +164,7 @@ def _xids(telemetry: TelemetryResult) -> dict[int, _XidErrors]:
 
 
 def _where(errors: _XidErrors) -> str:
-    devices = list(dict.fromkeys(errors.devices))
-    more = f" and {len(devices) - _MAX_NAMED} more" if len(devices) > _MAX_NAMED else ""
-    named = f"{', '.join(devices[:_MAX_NAMED])}{more}"
+    named = few_names([*dict.fromkeys(errors.devices)], _MAX_NAMED)
     if not errors.ranks:
         return f"on {named}"
     return f"on the GPU of {name_ranks(errors.ranks)}{f' ({named})' if named else ''}"

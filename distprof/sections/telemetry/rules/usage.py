@@ -19,7 +19,7 @@ from distprof.sections.telemetry import (
 )
 from distprof.sections.telemetry.rules.devices import NO_SENSORS, name_devices, ranks_of
 from distprof.terms import Confidence, Severity
-from distprof.units import capitalized, format_bandwidth, format_ratio, name_ranks
+from distprof.units import capitalized, format_bandwidth, format_energy, format_ratio, name_ranks
 
 
 @rule(
@@ -52,14 +52,7 @@ def energy_spent_waiting(telemetry: TelemetryResult, limits: Limits) -> Iterator
 def _amount(total_j: float | None, share: float) -> str:
     if total_j is None:
         return "It is the energy of the traced ranks."
-    return f"{_joules(share * total_j)} of {_joules(total_j)} per step."
-
-
-def _joules(energy: float) -> str:
-    for unit, size in (("MJ", 1e6), ("kJ", 1e3)):
-        if energy >= size:
-            return f"{energy / size:.3g} {unit}"
-    return f"{energy:.3g} J"
+    return f"{format_energy(share * total_j)} of {format_energy(total_j)} per step."
 
 
 _WIDER = ("HST109", "STR110", "COM103")

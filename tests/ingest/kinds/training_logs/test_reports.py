@@ -70,13 +70,15 @@ def test_the_example_yields_its_values_and_no_other_program_takes_it(wording):
     assert {name: one.ns[0] / 1e9 for name, one in grammar.timers.items()} == pytest.approx(timers)
     units = (("elapsed_ms", 1), ("elapsed_s", 1e3), ("elapsed_h", 3.6e6))
     if elapsed := sum(values.get(name, 0.0) * unit for name, unit in units):
-        assert grammar._before == (values["iteration"], elapsed)
+        number = values["iteration"] + values.get("epoch", 0) * values.get("of", 0)
+        assert grammar._before == (number, elapsed)
         return
     (row,) = grammar.rows
     number = values.pop("iteration", None)
     epoch, of = values.pop("epoch", 0), values.pop("of", 0)
     assert row.iteration == (None if number is None else number + epoch * of)
-    seconds = [values.pop(n) * f for n, f in (("ms", 1e-3), ("s", 1)) if n in values]
+    span = number - values.pop("first", number) + 1 if number else 1
+    seconds = [values.pop(n) * f / span for n, f in (("ms", 1e-3), ("s", 1)) if n in values]
     seconds += [1 / values.pop("per_s")] if "per_s" in values else []
     seconds += [values.pop("tokens") / values["tokens_per_s"]] if "tokens" in values else []
     assert (row.duration_ns or 0) == pytest.approx(1e9 * sum(seconds))

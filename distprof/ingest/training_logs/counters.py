@@ -1,0 +1,217 @@
+"""Numbers that rise from line to line: epochs with their times, or steps and epochs with a date.
+
+::
+
+    Epoch: 4 | Train Loss: 3.41 | Time: 0m 31s
+    Time taken for epoch 4: 1.22 hours
+    2026-01-01 12:10:20,804  INFO  ====> Epoch: 4
+
+The time of an epoch is in the line that names it, or in one of the next lines. Of several times,
+it is the longest one that recurs: the others are those of parts, such as an evaluation. Without
+any, it is the one between lines that have a date and differ in their numbers alone.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from statistics import median
+
+import msgspec
+
+from distprof.ingest.output.read import prefix_rank
+from distprof.ingest.training_logs.grammar import (
+    NOTES,
+    Grammar,
+    Row,
+    byte_patterns,
+    has_lost,
+    s_to_ns,
+    stamp_s,
+    to_float,
+)
+from distprof.ingest.training_logs.named_numbers import (
+    FEWEST,
+    MAX_KEPT,
+    Report,
+    candidates,
+    number_of_step,
+    of_the_usual_kind,
+)
+from distprof.units import format_duration
+
+_PATTERNS = byte_patterns("counters.toml")
+_NUMBER = re.compile(rb"[-+]?\d[\d.,:]*(?:e[-+]?\d+)?")
+_CLOCK_PART = re.compile(rb"(\d[\d.]*) ?([hms])")
+_MS = (b"ms", b"milliseconds")
+_SECONDS = {b"d": 86_400.0, b"h": 3_600.0, b"m": 60.0, b"s": 1.0}
+_MAX_SERIES, _MAX_KEY = 200, 120
+_MAX_READ = 200_000  # Candidates, which take about 10 µs each
+_NEAR = 10  # Candidates below the line that names an epoch, which may hold its time
+_LONG_EVALUATION = 0.25  # Share of an epoch from which it is named
+_SLOPE = 0.3  # Relative difference of a time from what all epochs so far take
+
+
+class CountersGrammar(Grammar):
+    """Tried only where no other grammar finds a report on steps."""
+
+    # What a line says around its numbers, to the reports of all such lines.
+    _timed: dict[bytes, list[Report]] = msgspec.field(default_factory=dict)
+    _dated: dict[bytes, list[Report]] = msgspec.field(default_factory=dict)
+    _evaluations: list[float] = msgspec.field(default_factory=list)  # As printed.
+    _num_kept: int = 0
+    _num_read: int = 0
+    _epoch: int | None = None  # That of the last line that names one.
+    _num_since: int = 0  # Candidates since then.
+
+    def take(self, block: bytes) -> None:
+        """Read lines that name an epoch, a step or a time."""
+        for text in candidates(_PATTERNS["candidate"], block):
+            if self._num_kept >= MAX_KEPT or self._num_read >= _MAX_READ:
+                self.is_full = True
+                return
+            self._num_read += 1
+            self._take_line(text, text.lower())
+
+    def _take_line(self, text: bytes, line: bytes) -> None:
+        at_s, rank = stamp_s(text[:200]), prefix_rank(text[:200].decode("utf-8", "replace"))
+        epoch, step = _PATTERNS["number"].search(line), number_of_step(line)
+        self._num_since += 1
+        if epoch is not None:
+            self._epoch, self._num_since = int(epoch["number"] or epoch["before"]), 0
+        elif self._num_since > _NEAR:
+            self._epoch = None
+        row = Row(self._epoch, rank=rank, at_s=at_s)
+        found, evaluation = _time_of_epoch(line, epoch)
+        self._evaluations += [evaluation] if evaluation and self._num_since <= _NEAR else []
+        if found is not None and (self._epoch is not None or found.is_named):
+            key, number = line[: found.start], self._epoch
+            report = Report(row=row, number=number or 0, time=found.value, has_unit=found.has_unit)
+            self._keep(self._timed, key, report)
+            self.num_not_finite += has_lost(text)
+        if at_s is None:
+            return
+        if step is not None:
+            row = row._replace(iteration=step[0])
+            self._keep(self._dated, b"step " + line[: step[1]], Report(row=row, number=step[0]))
+        elif epoch is not None:
+            self._keep(self._dated, line[: epoch.end()], Report(row=row, number=self._epoch or 0))
+
+    def _keep(self, series: dict[bytes, list[Report]], before: bytes, report: Report) -> None:
+        key = _NUMBER.sub(b"0", before)[-_MAX_KEY:]
+        if key in series or len(series) < _MAX_SERIES:
+            series.setdefault(key, []).append(report)
+            self._num_kept += 1
+
+    def finish(self) -> None:
+        """Use the times of epochs, or else the dates of steps or of epochs."""
+        longest = max(self._timed.values(), key=_total, default=[])
+        found = of_the_usual_kind(longest, fewest=2)
+        if found:
+            self.name = "a program that times epochs"
+            self._add_times(found)
+        else:
+            of_steps = [each for key, each in self._dated.items() if key.startswith(b"step ")]
+            of_epochs = [each for key, each in self._dated.items() if not key.startswith(b"step ")]
+            for name, every in (("", of_steps), (" that dates its epochs", of_epochs)):
+                usual = map(of_the_usual_kind, every)
+                if not self.rows and (found := max(usual, key=len, default=[])):
+                    self.name = f"a program{name}" if name else "a training program"
+                    self.rows += [one.row for one in found]
+        self._timed.clear()
+        self._dated.clear()
+
+    def _add_times(self, found: list[Report]) -> None:
+        times = [one.time or 0.0 for one in found]
+        if not found[0].has_unit and found[0].row.at_s is None:
+            self.notes.append(NOTES["no_unit"])
+        if _is_since_start(found):
+            spans = [b.number - a.number for a, b in pairwise(found)]
+            since = [(b - a) / span for (a, b), span in zip(pairwise(times), spans, strict=True)]
+            found, times = found[1:], since
+        for one, time in zip(found, times, strict=True):
+            self.add(one.row._replace(duration_ns=s_to_ns(time)))
+        evaluation = median(self._evaluations) if self._evaluations else 0.0
+        if len(self._evaluations) >= FEWEST and evaluation > _LONG_EVALUATION * median(times):
+            shown = format_duration(s_to_ns(evaluation))
+            self.notes.append(NOTES["evaluation_of_epochs"].format(shown))
+
+
+class _Time(msgspec.Struct, frozen=True):
+    """A time in a line, in seconds if its unit is known."""
+
+    value: float
+    has_unit: bool
+    is_named: bool  # Whether its name says that it is that of an epoch.
+    start: int  # Where its name begins.
+
+
+def _total(series: list[Report]) -> float:
+    return sum(one.time or 0.0 for one in series)
+
+
+def _time_of_epoch(line: bytes, epoch: re.Match[bytes] | None) -> tuple[_Time | None, float | None]:
+    """The time of an epoch in a line in lower case, and that of an evaluation in s."""
+    named = [(match, _kind(match)) for match in _PATTERNS["named"].finditer(line)]
+    evaluation = next((_seconds(match)[0] for match, kind in named if kind == "evaluation"), None)
+    found = [match for match, kind in named if kind == "epoch"]
+    if not named:
+        rate = _PATTERNS["per_epoch"].search(line)
+        bare = rate or (epoch and _PATTERNS["unnamed"].match(line, epoch.end()))
+        found = [bare] if bare else []
+    if not found:
+        return None, evaluation
+    match = min(found, key=lambda m: b"epoch" not in m[0] and b"train" not in m[0])
+    seconds, has_unit = _seconds(match)
+    if not seconds:
+        return None, evaluation
+    return _Time(seconds, has_unit, b"epoch" in match[0], match.start()), evaluation
+
+
+def _kind(match: re.Match[bytes]) -> str:
+    """What a named time is that of: words that are also those of costs need a unit."""
+    name, has_unit = match["name"], match["clock"] or match["unit"] or match["in"]
+    if not has_unit and _PATTERNS["needs_unit"].search(name):
+        return ""
+    if _PATTERNS["of_evaluation"].search(name):
+        return "evaluation"
+    return "" if _PATTERNS["of_another"].search(name) else "epoch"
+
+
+def _seconds(match: re.Match[bytes]) -> tuple[float | None, bool]:
+    """A time in seconds, or in an unknown unit, and whether the unit is known."""
+    groups = match.groupdict()
+    if clock := groups.get("clock"):
+        return _of_clock(clock), True
+    value, unit = to_float(match["value"]), groups.get("unit") or groups.get("in")
+    if unit is None and (groups.get("name") or b"").endswith((b"seconds", b"secs")):
+        unit = b"s"
+    if value is None or unit is None:
+        return value, False
+    return value * (1e-3 if unit in _MS else _SECONDS[unit[:1]]), True
+
+
+def _of_clock(text: bytes) -> float:
+    """Seconds of, for example, ``1 day, 2:03:04``, ``12:30``, ``1h 2m`` and ``0m 31s``."""
+    days, _, rest = text.rpartition(b"day")
+    seconds = float(days or 0) * _SECONDS[b"d"]
+    if b":" in rest:
+        parts = reversed(rest.lstrip(b"s, ").split(b":"))
+        return seconds + sum(float(part) * 60.0**n for n, part in enumerate(parts))
+    return seconds + sum(float(n) * _SECONDS[u] for n, u in _CLOCK_PART.findall(rest))
+
+
+def _is_since_start(found: list[Report]) -> bool:
+    """Whether times are those of all epochs so far: they grow in proportion to the number."""
+    pairs = [(a, b, (b.time or 0.0) - (a.time or 0.0)) for a, b in pairwise(found)]
+    if len(found) < FEWEST or any(b.number <= a.number or grown <= 0 for a, b, grown in pairs):
+        return False
+    firsts = (0, 1)  # The number of the first epoch.
+    return any(
+        all(
+            abs(grown / (b.number - a.number) * (b.number + 1 - first) - (b.time or 0.0))
+            < _SLOPE * (b.time or 0.0)
+            for a, b, grown in pairs
+        )
+        for first in firsts
+    )
