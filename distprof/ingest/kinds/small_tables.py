@@ -561,7 +561,9 @@ def _table_rows(lines: Iterable[str]) -> Iterator[_Row]:
                     if speed := _speed(row[at], heads[at], *says):
                         is_step = speed[0] == "iterations" or _PATTERNS["of_step"].search(name)
                         size = batches.get(at, 1.0) if is_step else 1.0
-                        speeds.setdefault(one, (speed[0], speed[1] * size))
+                        speed = (speed[0], speed[1] * size)
+                        is_better = of in ("GPUs", "nodes") and speeds.get(one, speed) < speed
+                        speeds |= {one: speed} if is_better or one not in speeds else {}
                 kinds = {kind for kind, _ in speeds.values()}
                 if len(speeds) > 1 and len(kinds) == 1:
                     rates = tuple(rate for _, rate in speeds.values())
