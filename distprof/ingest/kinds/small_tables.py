@@ -384,10 +384,10 @@ _CONTRASTS = ("of_chip", "of_mode", "of_precision", "of_way", "of_change")
 _MOST_WORDS = 7  # Of a name in a sentence
 _MOST_APART = 100  # Ratio of times that are hardly those of the same work
 _NEAR = 40  # Characters before a speed that may name a part of an iteration
-_MOST_TOLD = 5  # Speeds of one run below its title
 _JOB_PER_S = 1 / 600  # What takes longer is no iteration
 _ROUNDED = 0.0051  # A share that is rounded differs by less
 _MOST_STATED = 6  # Speeds that a text compares in sentences
+_MOST_TOLD = 5  # Speeds of one run below its title
 _LONG = 160  # Characters before and behind a speed that are quoted
 _FEWEST_REPORTS = 3  # of a log that says more than words next to it
 _SAME_SPEED = 0.95  # Share of a speed from which another is the same
@@ -751,12 +751,17 @@ class _Said(NamedTuple):
     per_s: float
     unit: str = ""  # Of a rate.
 
+    def own_words(self, between: str) -> str:
+        """Words before it, without those behind the speed before it, which end at a sign."""
+        words = _PATTERNS[between].split(self.before, maxsplit=1)
+        return self.before if self.told == self.before else "".join(words[1:])
+
     @property
     def name(self) -> str:
         """The name of a run in a list, which has a sign behind it; empty in a sentence."""
-        label = _label(self.before)
+        label = _label(words := self.own_words("separator"))
         own = _PATTERNS["fillers"].sub("", label)
-        is_listed = self.told == self.before and _PATTERNS["listed"].search(self.before)
+        is_listed = _PATTERNS["listed"].search(words)
         if not is_listed or _MARKUP & {*self.before} or _PATTERNS["of_steps"].match(label):
             return ""
         return label if any(map(str.isalpha, own)) else ""
@@ -764,8 +769,8 @@ class _Said(NamedTuple):
     @property
     def places(self) -> tuple[str, ...]:
         """Where, or with what, it is measured, by the words before it and behind it."""
-        before, behind = _PATTERNS["filler"].sub("", self.before), self.behind
-        found = _PATTERNS["place"].search(before), _PATTERNS["place_behind"].match(behind)
+        before = _PATTERNS["filler"].sub("", self.own_words("break"))
+        found = _PATTERNS["place"].search(before), _PATTERNS["place_behind"].match(self.behind)
         return tuple(one[1][-_LABEL:].strip(_MARKS) if one else "" for one in found)
 
     @property
@@ -823,10 +828,10 @@ def _said_in(line: str, title: str) -> Iterator[_Said]:
     above = bare if _PATTERNS["way"].match(bare) else _label(_PATTERNS["clause"].split(bare)[-1])
     end = 0
     for value in filter(lambda one: one.per_s, _values(line)):
-        told, typed = line[: value.at], line[value.at : value.end].strip()
-        words = line, told, told[end:], typed, line[value.end :], above
+        told, typed = line[: value.at], line[value.at : value.end].rstrip(" ,")
+        before, end = told[end:], value.at + len(typed)
+        words = line, told, before, typed, line[end:], above
         yield _Said(*words, value.kind, value.per_s, value.unit)
-        end = value.end
 
 
 def _speed(cell: str, *says: str) -> tuple[str, float] | None:
@@ -835,7 +840,7 @@ def _speed(cell: str, *says: str) -> tuple[str, float] | None:
     if printed := next(_values(cell), None):
         is_of_step = any(map(_PATTERNS["of_iterations"].search, says)) and printed.kind == "time"
         return "iterations" if is_of_step else printed.kind, printed.per_s
-    number = _typed(cell.lstrip("~≈ ")) if kind else None
+    number = _typed(cell.strip("~≈ %")) if kind else None
     is_time = any(map(_PATTERNS["head_of_times"].search, says))
     return (kind, 1 / number if is_time else number) if number else None
 
@@ -897,12 +902,13 @@ def _ways(said: Sequence[_Said]) -> ScalingTable | None:
             by_word = dict(zip(told[:num], (one.per_s for one in said), strict=False))
     named = _alike([(one.name, one.per_s) for one in said if one.name])
     columns = zip(*(one.places for one in said), strict=True)
-    places = max(columns, key=lambda column: sum(map(bool, column)))
-    placed = _alike((at, one.per_s) for at, one in zip(places, said, strict=True) if at)
+    places = next((column for column in columns if all(column)), ())
+    placed = _alike(zip(places, (one.per_s for one in said), strict=False))
     if said[0].kind == "iterations" and any(map(_counts, placed)):
         placed = {}  # the batch may grow with the number of GPUs
     counts = Counter(one.title for one in said if one.title).values()
     are_lists = max(counts, default=0) > _MOST_TOLD and len({*counts}) > 1  # of other things
+    are_lists |= len({_PATTERNS["duration"].match(one.typed) is None for one in said}) > 1
     below = {} if are_lists else _alike([(one.title, one.per_s) for one in said if one.title])
     chosen = next((some for some in (by_word, named, placed, below) if len(some) > 1), {})
     batches = {name: found for name in chosen if (found := _PATTERNS["batch"].search(name))}
@@ -925,13 +931,14 @@ def _alike(said: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 def _extremes(found: Iterable[_Said], *, is_changed: bool) -> ScalingTable | None:
     """The slowest and the fastest of a few speeds of one quantity; all if they fall with time."""
-    stated: dict[str, list[_Said]] = {}
+    stated: dict[tuple[str, str], list[_Said]] = {}
     of = ""
     for one in found:
         of = one.quantity or of
         if one.is_stated and not one.is_of_a_part:
-            stated.setdefault(of, []).append(one)
-    for alike in stated.values():
+            for where in (one.line, ""):  # those in one sentence first
+                stated.setdefault((of, where), []).append(one)
+    for _, alike in sorted(stated.items(), key=lambda one: not one[0][1]):
         slow, *_, fast = order = sorted((*alike, alike[0]), key=lambda one: one.per_s)
         are_unlike = slow.per_s < _SAME_SPEED * fast.per_s < _SAME_SPEED * _MOST_APART * slow.per_s
         if len(alike) > _MOST_STATED or not are_unlike:
