@@ -895,15 +895,16 @@ def _ways(said: Sequence[_Said]) -> ScalingTable | None:
     """Speeds by the names of runs, or by the titles above them."""
     by_word: dict[str, float] = {}
     for words in map(_PATTERNS.__getitem__, _CONTRASTS):
-        told = [*chain(*(words.findall(f"{one.title} {one.before}")[-1:] for one in said))]
-        plain = [re.sub(r"\W", "", one).lower() for one in told]
+        found = [*chain(*(words.findall(f"{one.title} {one.before}")[-1:] for one in said))]
+        plain = [re.sub(r"\W", "", one).lower() for one in found]
         num = next((at for at, one in enumerate(plain) if one in plain[:at]), len(plain))
-        if len(told) == len(said) and num > len(by_word):
-            by_word = dict(zip(told[:num], (one.per_s for one in said), strict=False))
+        if len(found) == len(said) and num > len(by_word):
+            by_word = dict(zip(found[:num], (one.per_s for one in said), strict=False))
     named = _alike([(one.name, one.per_s) for one in said if one.name])
-    columns = zip(*(one.places for one in said), strict=True)
+    told = [one for one in said if _PATTERNS["prose"].search(one.line)]
+    columns = zip(*(one.places for one in told), strict=True)
     places = next((column for column in columns if all(column)), ())
-    placed = _alike(zip(places, (one.per_s for one in said), strict=False))
+    placed = _alike(zip(places, (one.per_s for one in told), strict=False))
     if said[0].kind == "iterations" and any(map(_counts, placed)):
         placed = {}  # the batch may grow with the number of GPUs
     counts = Counter(one.title for one in said if one.title).values()
