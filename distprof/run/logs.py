@@ -316,6 +316,11 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()  # Assumptions and skipped data, one sentence each.
 
     @property
+    def unit(self) -> str:
+        """What a duration is that of: an iteration, or an epoch."""
+        return "epoch" if self.origin.endswith("epochs") else "iteration"
+
+    @property
     def is_steady(self) -> Bools:
         """Mask of the reports that count: with a duration, and not the first or after a restart.
 
@@ -329,7 +334,7 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
         steady[timed[1:][~goes_back]] = True
         ns, known = self.duration_ns[timed], timed[number != ABSENT][:1]
         is_late = (self.iteration[known] > _FAR_BEHIND * self.span[known]).any()
-        if is_late or self.origin.endswith("epochs"):
+        if is_late or self.unit == "epoch":
             steady[timed[:1]] = ns[:1] <= (_ALIKE if is_late else 1.0) * ns[1:].max(initial=0)
         return steady if steady.any() else self.duration_ns != ABSENT
 

@@ -824,7 +824,7 @@ def _label(words: str) -> str:
 
 def _said_in(line: str, title: str) -> Iterator[_Said]:
     """Speeds in a line or sentence below a title."""
-    bare = title.strip(_MARKS)
+    bare = _PATTERNS["joins"].sub("", title).strip(_MARKS)
     above = bare if _PATTERNS["way"].match(bare) else _label(_PATTERNS["clause"].split(bare)[-1])
     end = 0
     for value in filter(lambda one: one.per_s, _values(line)):
@@ -895,13 +895,13 @@ def _ways(said: Sequence[_Said]) -> ScalingTable | None:
     """Speeds by the names of runs, or by the titles above them."""
     by_word: dict[str, float] = {}
     for words in map(_PATTERNS.__getitem__, _CONTRASTS):
-        found = [*chain(*(words.findall(f"{one.title} {one.before}")[-1:] for one in said))]
-        plain = [re.sub(r"\W", "", one).lower() for one in found]
+        known = [*chain(*(words.findall(f"{one.title} {one.before}")[-1:] for one in said))]
+        plain = [re.sub(r"\W", "", one).lower() for one in known]
         num = next((at for at, one in enumerate(plain) if one in plain[:at]), len(plain))
-        if len(found) == len(said) and num > len(by_word):
-            by_word = dict(zip(found[:num], (one.per_s for one in said), strict=False))
+        if len(known) == len(said) and num > len(by_word):
+            by_word = dict(zip(known[:num], (one.per_s for one in said), strict=False))
     named = _alike([(one.name, one.per_s) for one in said if one.name])
-    told = [one for one in said if _PATTERNS["prose"].search(one.line)]
+    told = [one for one in said if _PATTERNS["prose"].search(one.line)] or said
     columns = zip(*(one.places for one in told), strict=True)
     places = next((column for column in columns if all(column)), ())
     placed = _alike(zip(places, (one.per_s for one in told), strict=False))
