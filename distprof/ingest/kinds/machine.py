@@ -79,10 +79,9 @@ def parse_machines(text: str) -> Machines:
         header = _SAYS["header"].fullmatch(line)
         if header is not None:
             is_task = prefix.isdecimal() or prefix.startswith("[")  # of a launcher, not a host
-            host = "" if is_task else prefix
             above = before.get(prefix, "")
             titled = _SAYS["title"].fullmatch(above)
-            host = host or host_named(above)
+            host = ("" if is_task else prefix) or host_named(above)
             block = _Block(host, header["names"].split(), titled[1] if titled else "")
             blocks.setdefault(prefix, []).append(block)
         elif prefix in blocks:

@@ -379,10 +379,11 @@ _CONTRASTS = ("of_chip", "of_mode", "of_precision", "of_way", "of_change")
 _MOST_WORDS = 7  # Of a name in a sentence
 _MOST_APART = 100  # Ratio of times that are hardly those of the same work
 _NEAR = 40  # Characters before a speed that may name a part of an iteration
-_MOST_TOLD = 5  # Speeds of one run below its title
 _JOB_PER_S = 1 / 600  # What takes longer is no iteration
 _ROUNDED = 0.0051  # A share that is rounded differs by less
 _MOST_STATED = 6  # Speeds that a text compares in sentences
+_MOST_TOLD = 5  # Speeds of one run below its title
+_LONG = 160  # Characters before and behind a speed that are quoted
 _FEWEST_REPORTS = 3  # of a log that says more than words next to it
 _SAME_SPEED = 0.95  # Share of a speed from which another is the same
 _FEWEST_RANKS, _SAME, _MOST_EFFICIENT = 3, 0.01, 1.2
@@ -555,7 +556,9 @@ def _table_rows(lines: Iterable[str]) -> Iterator[_Row]:
                     if speed := _speed(row[at], heads[at], *says):
                         is_step = speed[0] == "iterations" or _PATTERNS["of_step"].search(name)
                         size = batches.get(at, 1.0) if is_step else 1.0
-                        speeds.setdefault(one, (speed[0], speed[1] * size))
+                        speed = (speed[0], speed[1] * size)
+                        is_better = of in ("GPUs", "nodes") and speeds.get(one, speed) < speed
+                        speeds |= {one: speed} if is_better or one not in speeds else {}
                 kinds = {kind for kind, _ in speeds.values()}
                 if len(speeds) > 1 and len(kinds) == 1:
                     rates = tuple(rate for _, rate in speeds.values())
@@ -593,10 +596,7 @@ def _rank_rates(lines: Sequence[str]) -> dict[str, float]:
 def _sentence_pairs(
     lines: Sequence[tuple[str, list[tuple[int, str, int]], list[_Value]]], kind: str
 ) -> dict[tuple[str, int], float]:
-    """What is counted and how many of it to the first value of a kind, as sentences pair them.
-
-    Of lines that differ only in their numbers, the best value counts.
-    """
+    """What is counted and how many to the first value of a kind, or the best of lines alike."""
     found: dict[tuple[str, int], list[float]] = {}  # Several below a line that only counts.
     forms: dict[tuple[str, int], str] = {}
     pending: tuple[str, int] | None = None
@@ -673,7 +673,7 @@ def _scaling(text: str) -> ScalingTable | None:
     if len(pairs) < 2:
         if len(of_ranks := _rank_rates(lines)) >= _FEWEST_RANKS:
             return _by_name(of_ranks, "ranks")
-        read = [(_form(line), _counts(line), [*_values(line)]) for line in lines]
+        read = [(_form(line.lower()), _counts(line), [*_values(line)]) for line in lines]
         fewest = 2 if len(text) <= _SHORT else 3
         by_iterations = (
             ("time", "iterations") if "epoch" in text.lower() else ("iterations", "time")
@@ -745,14 +745,18 @@ class _Said(NamedTuple):
     kind: str
     per_s: float
     unit: str = ""  # Of a rate.
-    is_contrasted: bool = False  # Whether words say that it is another one.
+
+    def own_words(self, between: str) -> str:
+        """Words before it, without those behind the speed before it, which end at a sign."""
+        words = _PATTERNS[between].split(self.before, maxsplit=1)
+        return self.before if self.told == self.before else "".join(words[1:])
 
     @property
     def name(self) -> str:
         """The name of a run in a list, which has a sign behind it; empty in a sentence."""
-        label = _label(self.before)
+        label = _label(words := self.own_words("separator"))
         own = _PATTERNS["fillers"].sub("", label)
-        is_listed = self.told == self.before and _PATTERNS["listed"].search(self.before)
+        is_listed = _PATTERNS["listed"].search(words)
         if not is_listed or _MARKUP & {*self.before} or _PATTERNS["of_steps"].match(label):
             return ""
         return label if any(map(str.isalpha, own)) else ""
@@ -760,8 +764,8 @@ class _Said(NamedTuple):
     @property
     def places(self) -> tuple[str, ...]:
         """Where, or with what, it is measured, by the words before it and behind it."""
-        before, behind = _PATTERNS["filler"].sub("", self.before), self.behind
-        found = _PATTERNS["place"].search(before), _PATTERNS["place_behind"].match(behind)
+        before = _PATTERNS["filler"].sub("", self.own_words("break"))
+        found = _PATTERNS["place"].search(before), _PATTERNS["place_behind"].match(self.behind)
         return tuple(one[1][-_LABEL:].strip(_MARKS) if one else "" for one in found)
 
     @property
@@ -798,9 +802,10 @@ def _said(lines: Sequence[str]) -> Iterator[_Said]:
     for _, block in groupby(told, _form):
         alike = [*block]
         said = [[*_said_in(line, title)] for line in alike]
+        are_named = all(one.name or any(one.places) for one in chain(*said))
         if not said[0]:
             title = alike[0] if _PATTERNS["title"].fullmatch(alike[0]) else title
-        elif len(alike) < _FEWEST_REPORTS or all(one.name for some in said for one in some):
+        elif len(alike) < _FEWEST_REPORTS or are_named:
             yield from chain(*said)
         else:
             usual = median(some[0].per_s for some in said if some)
@@ -808,21 +813,20 @@ def _said(lines: Sequence[str]) -> Iterator[_Said]:
 
 
 def _label(words: str) -> str:
-    """The last of some words without verbs and articles."""
+    """The last of some words, without verbs and articles around them."""
     return _PATTERNS["filler"].sub("", words).strip(_MARKS)[-_LABEL:]
 
 
 def _said_in(line: str, title: str) -> Iterator[_Said]:
     """Speeds in a line or sentence below a title."""
-    above = _label(_PATTERNS["clause"].split(title)[-1])
-    above = above or _PATTERNS["joins"].sub("", title).strip(_MARKS)
-    end, is_contrasted = 0, _PATTERNS["contrast"].match(line.lstrip()) is not None
+    bare = _PATTERNS["joins"].sub("", title).strip(_MARKS)
+    above = bare if _PATTERNS["way"].match(bare) else _label(_PATTERNS["clause"].split(bare)[-1])
+    end = 0
     for value in filter(lambda one: one.per_s, _values(line)):
-        told, typed = line[: value.at], line[value.at : value.end]
-        is_contrasted |= end > 0 and _PATTERNS["contrast"].search(told, end) is not None
-        what = above, value.kind, value.per_s, value.unit, is_contrasted
-        yield _Said(line, told, told[end:], typed, line[value.end :], *what)
-        end = value.end
+        told, typed = line[: value.at], line[value.at : value.end].rstrip(" ,")
+        before, end = told[end:], value.at + len(typed)
+        words = line, told, before, typed, line[end:], above
+        yield _Said(*words, value.kind, value.per_s, value.unit)
 
 
 def _speed(cell: str, *says: str) -> tuple[str, float] | None:
@@ -831,7 +835,7 @@ def _speed(cell: str, *says: str) -> tuple[str, float] | None:
     if printed := next(_values(cell), None):
         is_of_step = any(map(_PATTERNS["of_iterations"].search, says)) and printed.kind == "time"
         return "iterations" if is_of_step else printed.kind, printed.per_s
-    number = _typed(cell.lstrip("~≈ ")) if kind else None
+    number = _typed(cell.strip("~≈ %")) if kind else None
     is_time = any(map(_PATTERNS["head_of_times"].search, says))
     return (kind, 1 / number if is_time else number) if number else None
 
@@ -886,19 +890,21 @@ def _ways(said: Sequence[_Said]) -> ScalingTable | None:
     """Speeds by the names of runs, or by the titles above them."""
     by_word: dict[str, float] = {}
     for words in map(_PATTERNS.__getitem__, _CONTRASTS):
-        told = [*chain(*(words.findall(f"{one.title} {one.before}")[-1:] for one in said))]
-        plain = [re.sub(r"\W", "", one).lower() for one in told]
+        known = [*chain(*(words.findall(f"{one.title} {one.before}")[-1:] for one in said))]
+        plain = [re.sub(r"\W", "", one).lower() for one in known]
         num = next((at for at, one in enumerate(plain) if one in plain[:at]), len(plain))
-        if len(told) == len(said) and num > len(by_word):
-            by_word = dict(zip(told[:num], (one.per_s for one in said), strict=False))
+        if len(known) == len(said) and num > len(by_word):
+            by_word = dict(zip(known[:num], (one.per_s for one in said), strict=False))
     named = _alike([(one.name, one.per_s) for one in said if one.name])
-    columns = zip(*(one.places for one in said), strict=True)
-    places = max(columns, key=lambda some: len([*filter(None, some)]))
-    placed = _alike((at, one.per_s) for at, one in zip(places, said, strict=True) if at)
+    told = [one for one in said if _PATTERNS["prose"].search(one.line)] or said
+    columns = zip(*(one.places for one in told), strict=True)
+    places = next((column for column in columns if all(column)), ())
+    placed = _alike(zip(places, (one.per_s for one in told), strict=False))
     if said[0].kind == "iterations" and any(map(_counts, placed)):
         placed = {}  # the batch may grow with the number of GPUs
     counts = Counter(one.title for one in said if one.title).values()
     are_lists = max(counts, default=0) > _MOST_TOLD and len({*counts}) > 1  # of other things
+    are_lists |= len({_PATTERNS["duration"].match(one.typed) is None for one in said}) > 1
     below = {} if are_lists else _alike([(one.title, one.per_s) for one in said if one.title])
     chosen = next((some for some in (by_word, named, placed, below) if len(some) > 1), {})
     batches = {name: found for name in chosen if (found := _PATTERNS["batch"].search(name))}
@@ -920,35 +926,30 @@ def _alike(said: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 def _extremes(found: Iterable[_Said], *, is_changed: bool) -> ScalingTable | None:
-    """The slowest and the fastest of a few speeds of one quantity that sentences state.
-
-    All of them if they fall with time, unless something else has changed meanwhile.
-    """
-    stated: dict[str, list[_Said]] = {}
+    """The slowest and the fastest of a few speeds of one quantity; all if they fall with time."""
+    stated: dict[tuple[str, str], list[_Said]] = {}
     of = ""
     for one in found:
         of = one.quantity or of
         if one.is_stated and not one.is_of_a_part:
-            stated.setdefault(of, []).append(one)
-    for alike in stated.values():
-        rates = {one.typed.strip(): one.per_s for one in alike}
-        slow, *_, fast = sorted((*alike, alike[0]), key=lambda one: one.per_s)
+            for where in (one.line, ""):  # those in one sentence first
+                stated.setdefault((of, where), []).append(one)
+    for _, alike in sorted(stated.items(), key=lambda one: not one[0][1]):
+        slow, *_, fast = order = sorted((*alike, alike[0]), key=lambda one: one.per_s)
         are_unlike = slow.per_s < _SAME_SPEED * fast.per_s < _SAME_SPEED * _MOST_APART * slow.per_s
         names = {one.told.strip().partition(" ")[::2] for one in alike}
         is_list = len(names) == len(alike) > 2 and len({words for _, words in names}) == 1
         if len(alike) > _MOST_STATED or not are_unlike or is_list:  # a list is of other things
             continue
-        is_late = any(
-            _PATTERNS["late"].search(one.before) or one.is_contrasted for one in alike[1:]
-        )
-        is_moved = is_changed or not (is_late and _PATTERNS["early"].search(alike[0].before))
-        if not is_moved and [*rates.values()] == sorted(rates.values(), reverse=True):
-            return _by_name(rates, "moments")
-        told = (f"{one.told[-2 * _NEAR :]}{one.typed}{one.behind[:_NEAR]}" for one in (fast, slow))
+        is_late = any(_PATTERNS["late"].search(one.before) for one in alike[1:])
+        falls = is_late and not is_changed and [*dict.fromkeys(order[::-1])] == alike
+        if falls and _PATTERNS["early"].search(fast.before):
+            return _by_name({one.typed: one.per_s for one in alike}, "moments")
+        told = (f"{one.told[-_LONG:]}{one.typed}{one.behind[:_LONG]}" for one in (fast, slow))
         said = "; ".join(dict.fromkeys(one.strip(" #>.") for one in told))
-        of = "times" if all(map(_PATTERNS["duration"].match, rates)) else "rates"
-        both = {one.typed.strip(): one.per_s for one in (slow, fast)}
-        return _by_name(both, of, f"The text says: {said}.")
+        are_times = all(_PATTERNS["duration"].match(one.typed) for one in alike)
+        both = {one.typed: one.per_s for one in (slow, fast)}
+        return _by_name(both, "times" if are_times else "rates", f"The text says: {said}.")
     return None
 
 

@@ -40,7 +40,8 @@ _MOST_PARTS = 20  # values per event
 _SNIFFED_BYTES = 1 << 13
 _SIGNS = (b'"model_chunk"', b'"mb_id"', b'"seq_id"', b'"step"')
 _STAGE = re.compile(r"PP rank (\d{1,4}), TP rank (\d{1,4}),")
-_LABELS = ("step", "model_chunk", "mb_id", "seq_id")
+# Columns of an operation table, and the arguments that hold their values.
+_LABELS = {"step": "step", "mc": "model_chunk", "mb_id": "mb_id", "seq_id": "seq_id"}
 
 
 _refuse = refusing(
@@ -91,20 +92,17 @@ def _columns(operations: Sequence[_Event], stages: Mapping[tuple[int, int], int]
     stage = np.array([stages[event.pid, event.tid] for event in operations], np.int64)
     dp_rank = np.array([event.pid for event in operations], np.int64)
     labels = {
-        name: np.array([_label(event.args.get(name)) for event in operations], np.int64)
-        for name in _LABELS
+        column: np.array([_label(event.args.get(name)) for event in operations], np.int64)
+        for column, name in _LABELS.items()
     }
     return {
         "dp_rank": dp_rank,
         "stage": stage,
         "rank": stage * (int(dp_rank.max()) + 1) + dp_rank,
-        "step": labels["step"],
         "optype": Coded.encode([event.name[:200] for event in operations]),
         "start_ts": np.array([event.ts for event in operations], np.float64) / 1e6,
         "duration": np.array([event.dur for event in operations], np.float64) / 1e6,
-        "seq_id": labels["seq_id"],
-        "mc": labels["model_chunk"],
-        "mb_id": labels["mb_id"],
+        **labels,
     }
 
 
@@ -120,10 +118,9 @@ def _stages(source: str, events: Sequence[_Event]) -> dict[tuple[int, int], int]
     for event in events:
         if event.ph != "M" or event.name != "thread_name":
             continue
-        match = _STAGE.match(str(event.args.get("name", ""))[:200])
-        if match is not None and int(match[2]):
-            _refuse(source, "operations of several tensor-parallel ranks")
-        if match is not None:
+        if match := _STAGE.match(str(event.args.get("name", ""))[:200]):
+            if int(match[2]):
+                _refuse(source, "operations of several tensor-parallel ranks")
             stages[event.pid, event.tid] = int(match[1])
     return stages
 
@@ -274,11 +271,8 @@ def _times(source: str, ranks: Mapping[int, _Rank]) -> tuple[_Times, list[str]]:
         count = f"{len(common)} iterations shared by all {len(ranks)} files"
         _refuse_ranks(source, f"{count}, none of them complete")
     every = set().union(*(set(rank) for rank in ranks.values()))
-    notes = []
-    if len(every) > len(whole):
-        notes.append(
-            f"{len(every) - len(whole)} iterations are incomplete on some ranks and were skipped."
-        )
+    notes = [f"{len(every) - len(whole)} iterations are incomplete on some ranks and were skipped."]
+    notes *= len(every) > len(whole)
     if len(whole) > 1:
         notes.append(f"Iteration {whole[0]}, the first, contains the warm-up and was skipped.")
         whole = whole[1:]
