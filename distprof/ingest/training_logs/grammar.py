@@ -323,7 +323,7 @@ def _has_times(grammar: Grammar) -> tuple[bool, bool]:
 def _of_one_rank(rows: Sequence[Row], notes: list[str]) -> tuple[list[Row], Int64Array]:
     """Reports of one rank, and the position of each report among them, ABSENT if dropped."""
     ranks = {row.rank for row in rows}
-    if len(ranks) < 2 or all(row.rank == row.iteration for row in rows):  # "10: loss" is no rank
+    if len(ranks) < 2 or all(row.rank == row.iteration for row in rows):  # of "10: loss"
         return list(rows), np.arange(len(rows), dtype=np.int64)
     counts: dict[int | None, int] = {}
     for row in rows:
