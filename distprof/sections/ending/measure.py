@@ -1640,9 +1640,12 @@ def _complained(output: JobOutput) -> EndingResult | None:
     if words().search("native_frames", "\n".join(next(iter(output.ends.values()), ()))):
         shown, lacks = "", "Its native stack, of a debugger, names no call that is known to wait"
     text = f"the job is said to stand still{at.says if at else ''}{found}. {shown}{lacks}"
-    is_test = words().search("tests", "\n".join((said_by(output), *output.end_lines)))
-    said = _undecided("complaint", text, "tests" if is_test else "complaint")
-    return replace(said, next_steps=(*((at.text,) if at else ()), *said.next_steps))
+    around = "\n".join((said_by(output), *output.end_lines))
+    said = _undecided("complaint", text, "tests" if words().search("tests", around) else "complaint")
+    first = (at.text,) if at else ()
+    if words().search("over_pcie", around):
+        first += words().steps["over PCIe"]
+    return replace(said, next_steps=(*first, *said.next_steps))
 
 
 def last_printed(output: JobOutput) -> str:
