@@ -1641,7 +1641,8 @@ def _complained(output: JobOutput) -> EndingResult | None:
         shown, lacks = "", "Its native stack, of a debugger, names no call that is known to wait"
     text = f"the job is said to stand still{at.says if at else ''}{found}. {shown}{lacks}"
     around = "\n".join((said_by(output), *output.end_lines))
-    said = _undecided("complaint", text, "tests" if words().search("tests", around) else "complaint")
+    is_test = words().search("tests", around)
+    said = _undecided("complaint", text, "tests" if is_test else "complaint")
     first = (at.text,) if at else ()
     if words().search("over_pcie", around):
         first += words().steps["over PCIe"]
