@@ -1643,10 +1643,8 @@ def _complained(output: JobOutput) -> EndingResult | None:
     around = "\n".join((said_by(output), *output.end_lines))
     is_test = words().search("tests", around)
     said = _undecided("complaint", text, "tests" if is_test else "complaint")
-    first = (at.text,) if at else ()
-    if words().search("over_pcie", around):
-        first += words().steps["over PCIe"]
-    return replace(said, next_steps=(*first, *said.next_steps))
+    first = words().steps["over PCIe"] if words().search("over_pcie", around) else ()
+    return replace(said, next_steps=(*((at.text,) if at else ()), *first, *said.next_steps))
 
 
 def last_printed(output: JobOutput) -> str:
