@@ -661,9 +661,18 @@ def _in_digits(found: re.Match[str]) -> str:
     return f"{number + 0.5 * ('half' in (word, *more)):g}"
 
 
+def _is_torn(lines: Sequence[str]) -> bool:
+    """Whether rows of a table of Markdown have more cells than its head, which is then wrong."""
+    widths = [len(line.strip("| ").split("|")) for line in lines]
+    rulers = (at for at, line in enumerate(lines) if _PATTERNS["ruler"].fullmatch(line))
+    return any(1 < widths[at] < min(widths[at + 1 : at + 3], default=0) for at in rulers)
+
+
 def _scaling(text: str) -> ScalingTable | None:
     """Throughput by the number of GPUs or nodes; None if the numbers are not in order."""
     lines = _lines(text)
+    if _is_torn(lines):
+        return None
     rows = [*_table_rows(lines)]
     pairs, kind, of = _table_pairs(rows)
     listed = (re.sub(r":\s+", "\t", line, count=1) for line in lines)

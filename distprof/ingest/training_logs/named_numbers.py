@@ -51,6 +51,10 @@ _BARE = (b"time", b"elapsed", b"duration")
 _LONG_S, _MANY = 10.0, 10
 """A time from here on, with this many steps since the last report, is that of all of them."""
 _LEAST_WHOLE = 0.95  # Share of its parts; the name of less is not that of the whole.
+_LEAST_LISTED, _MOST_LISTED = (
+    50,
+    102,
+)  # Percent that are listed of an iteration, as far as digits go
 _LEAST_COMPLETE = 0.3  # Share of typed iterations that name all phases
 _MAX_LINE = 2_000
 MAX_KEPT = 50_000
@@ -88,6 +92,26 @@ def _phases(text: bytes) -> Iterator[tuple[str, float, bool]]:
             yield name.removeprefix("iteration"), time, has_unit
 
 
+def _listed(text: bytes) -> list[tuple[str, float, bool]]:
+    """Parts of iterations, and their sum, if lists tell their times and shares of it."""
+    told: list[dict[str, tuple[float, float]]] = [{}]
+    for one in islice(_PATTERNS["listed"].finditer(text), MAX_KEPT):
+        name, share, (time, _) = one["name"].decode(), float(one["share"]), _time(one)
+        if name in told[-1]:
+            told.append({})
+        if time and share:
+            told[-1][name] = time, share
+    sums = [sum(share for _, share in parts.values()) for parts in told]
+    if len(told[0]) < FEWEST or not _LEAST_LISTED < min(sums) <= max(sums) <= _MOST_LISTED:
+        return []
+    found = []
+    for parts in told:
+        longest, share = max(parts.values())
+        found += [(name, time, True) for name, (time, _) in parts.items()]
+        found.append(("", 100 * longest / share, True))
+    return found
+
+
 class PhasesGrammar(Grammar):
     """Phases of an iteration and their times, as people type them; tried last of all."""
 
@@ -105,7 +129,8 @@ class PhasesGrammar(Grammar):
             rows = (line.split()[-len(names) :] for line in text[head.end() :].splitlines())
             named = (zip(names, row, strict=False) for row in rows)
             text = "\n".join(" ".join(f"{name}: {value}" for name, value in row) for row in named)
-        self._found += islice(_phases(text.lower().encode()), MAX_KEPT)
+        lower = text.lower().encode()
+        self._found += _listed(lower) or islice(_phases(lower), MAX_KEPT)
 
     def finish(self) -> None:
         """Each phase that is named again begins the next iteration."""

@@ -163,6 +163,7 @@ def _with_phases(chosen: Grammar | None, start: bytes) -> Grammar | None:
     if not isinstance(chosen, BarGrammar) or len(start) == _SMALL:
         return chosen
     shown = [row.duration_ns for row in chosen.rows if row.duration_ns]
+    wholes = [(row.duration_ns or 0) * (row.span or 1) for row in chosen.rows]
     for other, ratio in ((PhasesGrammar(), _ALIKE), (NamedNumbersGrammar(), _LIKELY)):
         other.take(_PATTERNS["line_of_a_bar"].sub(b"", start))
         other.finish()
@@ -170,6 +171,8 @@ def _with_phases(chosen: Grammar | None, start: bytes) -> Grammar | None:
         is_better = isinstance(other, PhasesGrammar) or len(times) > len(shown) + 1
         if shown and times and is_better and 1 / ratio < median(times) / shown[-1] < ratio:
             return other
+        if len(times) >= _FEWEST and 1 / _ALIKE < median(times) / median(wholes) < _ALIKE:
+            return other  # each of its steps holds a whole bar
     return chosen
 
 

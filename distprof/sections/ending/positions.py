@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -53,6 +53,7 @@ def positions_of(output: JobOutput) -> list[EndingPosition]:
     for event in events:
         if event.rank is not None and "own" in event.fields:
             whose.setdefault((group_of(event), event.number("own")), set()).add(event.rank)
+    apart = _numbers_apart(events)
     found: dict[tuple[str, int, bool], EndingPosition] = {}
     for event in events:
         number, own = event.number("seq"), event.number("own")
@@ -65,9 +66,19 @@ def positions_of(output: JobOutput) -> list[EndingPosition]:
         )
         if rank is None:
             continue
+        group = group or apart.get(number, "")
         key = (group, rank, len(writers) == 1)
         found[key] = _merged(found.get(key), event, *key)
     return sorted(found.values(), key=lambda one: (one.group, one.rank))
+
+
+def _numbers_apart(events: Iterable[OutputEvent]) -> dict[int | None, str]:
+    """Numbers far below another that the same rank waits in, which is then of another group."""
+    waits = [e for e in events if e.yields == "timeout" and not {"group", "pg"} & e.fields.keys()]
+    of_rank = grouped((e.rank, n) for e in waits if (n := e.number("seq")) is not None)
+    highest = max((n for some in of_rank.values() for n in some), default=0)
+    low = {n for some in of_rank.values() for n in some if n + _MAX_GAP < max(some) == highest}
+    return dict.fromkeys(low, "another group")
 
 
 def _group(event: OutputEvent) -> str:
