@@ -43,8 +43,6 @@ _EXTRAS = {
     "lightning": "lightning",
     "transformers": "transformers",
 }
-_ALL = "all"
-"""The extra that contains all others."""
 _TOOLKITS = ("cuda", "rocm", "hip", "xpu")
 """Toolkits that torch may be built for, as named in its ``version.py``."""
 _FEW_FREE_BYTES = 2 * 10**9

@@ -25,6 +25,7 @@ from distprof.ingest.training_logs.grammar import (
     Grammar,
     Row,
     byte_patterns,
+    clock_s,
     has_lost,
     s_to_ns,
     stamp_s,
@@ -42,9 +43,8 @@ from distprof.units import format_duration
 
 _PATTERNS = byte_patterns("counters.toml")
 _NUMBER = re.compile(rb"[-+]?\d[\d.,:]*(?:e[-+]?\d+)?")
-_CLOCK_PART = re.compile(rb"(\d[\d.]*) ?([hms])")
 _MS = (b"ms", b"milliseconds")
-_SECONDS = {b"d": 86_400.0, b"h": 3_600.0, b"m": 60.0, b"s": 1.0}
+_SECONDS = {b"h": 3_600.0, b"m": 60.0, b"s": 1.0}
 _MAX_SERIES, _MAX_KEY = 200, 120
 _MAX_READ = 200_000  # Candidates, which take about 10 µs each
 _NEAR = 10  # Candidates below the line that names an epoch, which may hold its time
@@ -84,10 +84,10 @@ class CountersGrammar(Grammar):
         row = Row(self._epoch, rank=rank, at_s=at_s)
         found, evaluation = _time_of_epoch(line, epoch)
         self._evaluations += [evaluation] if evaluation and self._num_since <= _NEAR else []
-        if found is not None and (self._epoch is not None or found.is_named):
-            key, number = line[: found.start], self._epoch
-            report = Report(row=row, number=number or 0, time=found.value, has_unit=found.has_unit)
-            self._keep(self._timed, key, report)
+        if found is not None and (self._epoch is not None or b"epoch" in found[0]):
+            time, has_unit = _seconds(found)
+            report = Report(row=row, number=self._epoch or 0, time=time, has_unit=has_unit)
+            self._keep(self._timed, line[: found.start()], report)
             self.num_not_finite += has_lost(text)
         if at_s is None:
             return
@@ -105,7 +105,8 @@ class CountersGrammar(Grammar):
 
     def finish(self) -> None:
         """Use the times of epochs, or else the dates of steps or of epochs."""
-        longest = max(self._timed.values(), key=_total, default=[])
+        timed = [([one.time or 0.0 for one in each], each) for each in self._timed.values()]
+        longest = max(timed, key=lambda one: sum(one[0]), default=([], []))[1]
         found = of_the_usual_kind(longest, fewest=2)
         if found:
             self.name = "a program that times epochs"
@@ -137,20 +138,9 @@ class CountersGrammar(Grammar):
             self.notes.append(NOTES["evaluation_of_epochs"].format(shown))
 
 
-class _Time(msgspec.Struct, frozen=True):
-    """A time in a line, in seconds if its unit is known."""
-
-    value: float
-    has_unit: bool
-    is_named: bool  # Whether its name says that it is that of an epoch.
-    start: int  # Where its name begins.
-
-
-def _total(series: list[Report]) -> float:
-    return sum(one.time or 0.0 for one in series)
-
-
-def _time_of_epoch(line: bytes, epoch: re.Match[bytes] | None) -> tuple[_Time | None, float | None]:
+def _time_of_epoch(
+    line: bytes, epoch: re.Match[bytes] | None
+) -> tuple[re.Match[bytes] | None, float | None]:
     """The time of an epoch in a line in lower case, and that of an evaluation in s."""
     named = [(match, _kind(match)) for match in _PATTERNS["named"].finditer(line)]
     evaluation = next((_seconds(match)[0] for match, kind in named if kind == "evaluation"), None)
@@ -159,13 +149,8 @@ def _time_of_epoch(line: bytes, epoch: re.Match[bytes] | None) -> tuple[_Time | 
         rate = _PATTERNS["per_epoch"].search(line)
         bare = rate or (epoch and _PATTERNS["unnamed"].match(line, epoch.end()))
         found = [bare] if bare else []
-    if not found:
-        return None, evaluation
-    match = min(found, key=lambda m: b"epoch" not in m[0] and b"train" not in m[0])
-    seconds, has_unit = _seconds(match)
-    if not seconds:
-        return None, evaluation
-    return _Time(seconds, has_unit, b"epoch" in match[0], match.start()), evaluation
+    found.sort(key=lambda m: b"epoch" not in m[0] and b"train" not in m[0])
+    return next((match for match in found[:1] if _seconds(match)[0]), None), evaluation
 
 
 def _kind(match: re.Match[bytes]) -> str:
@@ -182,7 +167,7 @@ def _seconds(match: re.Match[bytes]) -> tuple[float | None, bool]:
     """A time in seconds, or in an unknown unit, and whether the unit is known."""
     groups = match.groupdict()
     if clock := groups.get("clock"):
-        return _of_clock(clock), True
+        return clock_s(clock), True
     value, unit = to_float(match["value"]), groups.get("unit") or groups.get("in")
     if unit is None and (groups.get("name") or b"").endswith((b"seconds", b"secs")):
         unit = b"s"
@@ -191,27 +176,14 @@ def _seconds(match: re.Match[bytes]) -> tuple[float | None, bool]:
     return value * (1e-3 if unit in _MS else _SECONDS[unit[:1]]), True
 
 
-def _of_clock(text: bytes) -> float:
-    """Seconds of, for example, ``1 day, 2:03:04``, ``12:30``, ``1h 2m`` and ``0m 31s``."""
-    days, _, rest = text.rpartition(b"day")
-    seconds = float(days or 0) * _SECONDS[b"d"]
-    if b":" in rest:
-        parts = reversed(rest.lstrip(b"s, ").split(b":"))
-        return seconds + sum(float(part) * 60.0**n for n, part in enumerate(parts))
-    return seconds + sum(float(n) * _SECONDS[u] for n, u in _CLOCK_PART.findall(rest))
-
-
 def _is_since_start(found: list[Report]) -> bool:
     """Whether times are those of all epochs so far: they grow in proportion to the number."""
     pairs = [(a, b, (b.time or 0.0) - (a.time or 0.0)) for a, b in pairwise(found)]
     if len(found) < FEWEST or any(b.number <= a.number or grown <= 0 for a, b, grown in pairs):
         return False
-    firsts = (0, 1)  # The number of the first epoch.
-    return any(
-        all(
-            abs(grown / (b.number - a.number) * (b.number + 1 - first) - (b.time or 0.0))
-            < _SLOPE * (b.time or 0.0)
-            for a, b, grown in pairs
-        )
-        for first in firsts
-    )
+
+    def fits(a: Report, b: Report, grown: float, first: int) -> bool:
+        since = grown / (b.number - a.number) * (b.number + 1 - first)
+        return abs(since - (b.time or 0.0)) < _SLOPE * (b.time or 0.0)
+
+    return any(all(fits(*pair, first) for pair in pairs) for first in (0, 1))

@@ -58,6 +58,10 @@ _STAMP = re.compile(
 )
 
 
+_CLOCK = re.compile(
+    rb"(?:(\d{1,4}) ?d(?:ays?)?,? )?(?:(\d{1,4})(?: ?h(?:ours?)?[ :]{0,2}|:(?=\d\d:)))?"
+    rb"(?:(\d{1,4})(?: ?m(?:in(?:utes?)?)?[ :]{0,2}|:))?(?:(\d{1,2}(?:\.\d{1,9})?) ?(?:s\w{0,6})?)?"
+)
 _NOT_FINITE = re.compile(rb"(?i)loss\w{0,20}[\"']?[:=]? {0,8}(?<=[:= ])(?:nan|inf)\b")
 _TIME_OF_DAY = re.compile(rb"\W{0,2}(\d\d):(\d\d):(\d\d)\b(?!\.)")
 
@@ -171,6 +175,15 @@ def to_float(text: bytes | None) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) else None
+
+
+def clock_s(text: bytes) -> float | None:
+    """Seconds of, for example, ``1 day, 2:03:04``, ``12:30``, ``1h 2m`` and ``0m 31s``."""
+    found = _CLOCK.fullmatch(text)
+    if found is None or not any(found.groups()):
+        return None
+    parts = zip(found.groups(b"0"), (86_400, 3_600, 60, 1), strict=True)
+    return sum(float(part) * seconds for part, seconds in parts)
 
 
 def whole_number(value: float | None, limit: int = MAX_COUNT) -> int | None:

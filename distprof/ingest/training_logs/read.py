@@ -7,7 +7,6 @@ its signs, so other lines cost next to nothing. The grammar that finds the most 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from statistics import median
@@ -205,12 +204,11 @@ def _slowest_run(source: str, start: bytes) -> TrainingLog | None:
     """The slowest of several runs in a text; None unless their times differ."""
     runs = [*_runs(source, start)]
     runs = [run for run in runs if not run[1].origin.startswith(TYPED)] or runs
-    units = Counter(log.unit for _, log in runs)
-    if len(units) == len(runs) > 1:
-        first, second = units
-        note = f"{RUN}1 in the text times {first}s, run 2 {second}s: they cannot be compared."
+    units = [log.unit for _, log in runs]
+    if at := next((at for at, unit in enumerate(units) if unit != units[0]), 0):
+        what = f"times {units[0]}s, run {at + 1} {units[at]}s"
+        note = f"{RUN}1 in the text {what}: they cannot be compared."
         return replace(runs[0][1], notes=(note, *runs[0][1].notes))
-    runs = [run for run in runs if run[1].unit == max(units, key=units.__getitem__)]
     what, times = _times([log for _, log in runs])
     if len(runs) < 2 or not all(times):
         return None

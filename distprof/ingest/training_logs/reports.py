@@ -28,6 +28,7 @@ from distprof.ingest.training_logs.grammar import (
     Grammar,
     Row,
     TimerValues,
+    clock_s,
     has_lost,
     line_around,
     ms_to_ns,
@@ -41,10 +42,6 @@ from distprof.units import NS_PER_S, format_ratio
 _ESCAPES = re.compile(rb"\x1b\[[0-9;]{0,20}m")
 _MULTIPLES = {b"K": 1e3, b"M": 1e6, b"B": 1e9, b"s": 1.0, b"ms": 1e-3, b"us": 1e-6}
 _SUFFIX = re.compile(rb" ?([KMB]|[mu]?s)(?<=s)?(?:ec(?:ond)?s?)?$")
-_CLOCK = re.compile(
-    rb"(?:(\d{1,4})(?: days?,|d) )?(?:(\d{1,4})(?:h ?|:(?=\d\d:)))?"
-    rb"(?:(\d{1,2})(?:m ?|:))?(\d{1,2})s?"
-)
 _MAX_LINE, _MAX_START = 8_000, 200
 _FEWEST_PARTS = 3
 _MOST_ERROR = 0.05  # of a mean that follows from others
@@ -454,9 +451,8 @@ def _value(text: bytes | None) -> float | None:
         return None
     if (number := to_float(text)) is not None:
         return number
-    if clock := _CLOCK.fullmatch(text):
-        parts = zip(clock.groups(b"0"), (86_400, 3_600, 60, 1), strict=True)
-        return float(sum(int(part or 0) * seconds for part, seconds in parts))
+    if (seconds := clock_s(text)) is not None:
+        return seconds
     suffix = _SUFFIX.search(text)
     number = to_float(text[: suffix.start()]) if suffix else None
     return None if number is None or suffix is None else number * _MULTIPLES[suffix[1]]

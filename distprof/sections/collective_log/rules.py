@@ -53,9 +53,6 @@ def _draft(one: BandwidthFall) -> Draft:
     )
 
 
-_MAX_NAMED = 3
-
-
 @rule(
     "STR111",
     Severity.WARNING,
