@@ -41,6 +41,7 @@ from distprof.ingest.training_logs.named_numbers import (
 )
 from distprof.units import format_duration
 
+_DATED = {"step": "a training program", "epoch": "a program that dates its epochs"}
 _PATTERNS = byte_patterns("counters.toml")
 _NUMBER = re.compile(rb"[-+]?\d[\d.,:]*(?:e[-+]?\d+)?")
 _MS = (b"ms", b"milliseconds")
@@ -52,12 +53,15 @@ _LONG_EVALUATION = 0.25  # Share of an epoch from which it is named
 _SLOPE = 0.3  # Relative difference of a time from what all epochs so far take
 
 
+_Series = dict[tuple[str, bytes], list[Report]]
+
+
 class CountersGrammar(Grammar):
     """Tried only where no other grammar finds a report on steps."""
 
-    # What a line says around its numbers, to the reports of all such lines.
-    _timed: dict[bytes, list[Report]] = msgspec.field(default_factory=dict)
-    _dated: dict[bytes, list[Report]] = msgspec.field(default_factory=dict)
+    # What is counted, and what a line says around its numbers, to the reports of all such lines.
+    _timed: _Series = msgspec.field(default_factory=dict)
+    _dated: _Series = msgspec.field(default_factory=dict)
     _evaluations: list[float] = msgspec.field(default_factory=list)  # As printed.
     _num_kept: int = 0
     _num_read: int = 0
@@ -87,38 +91,36 @@ class CountersGrammar(Grammar):
         if found is not None and (self._epoch is not None or b"epoch" in found[0]):
             time, has_unit = _seconds(found)
             report = Report(row=row, number=self._epoch or 0, time=time, has_unit=has_unit)
-            self._keep(self._timed, line[: found.start()], report)
+            self._keep(self._timed, "epoch", line[: found.start()], report)
             self.num_not_finite += has_lost(text)
         if at_s is None:
             return
         if step is not None:
             row = row._replace(iteration=step[0])
-            self._keep(self._dated, b"step " + line[: step[1]], Report(row=row, number=step[0]))
+            report = Report(row=row, number=step[0])
+            self._keep(self._dated, "step", line[: step[1]], report)
         elif epoch is not None:
-            self._keep(self._dated, line[: epoch.end()], Report(row=row, number=self._epoch or 0))
+            report = Report(row=row, number=self._epoch or 0)
+            self._keep(self._dated, "epoch", line[: epoch.end()], report)
 
-    def _keep(self, series: dict[bytes, list[Report]], before: bytes, report: Report) -> None:
-        key = _NUMBER.sub(b"0", before)[-_MAX_KEY:]
+    def _keep(self, series: _Series, of: str, before: bytes, report: Report) -> None:
+        key = of, _NUMBER.sub(b"0", before)[-_MAX_KEY:]
         if key in series or len(series) < _MAX_SERIES:
             series.setdefault(key, []).append(report)
             self._num_kept += 1
 
     def finish(self) -> None:
         """Use the times of epochs, or else the dates of steps or of epochs."""
-        timed = [([one.time or 0.0 for one in each], each) for each in self._timed.values()]
-        longest = max(timed, key=lambda one: sum(one[0]), default=([], []))[1]
-        found = of_the_usual_kind(longest, fewest=2)
-        if found:
+        every = self._timed.values()
+        longest = max(every, key=lambda one: sum(each.time or 0.0 for each in one), default=[])
+        if found := of_the_usual_kind(longest, fewest=2):
             self.name = "a program that times epochs"
             self._add_times(found)
-        else:
-            of_steps = [each for key, each in self._dated.items() if key.startswith(b"step ")]
-            of_epochs = [each for key, each in self._dated.items() if not key.startswith(b"step ")]
-            for name, every in (("", of_steps), (" that dates its epochs", of_epochs)):
-                usual = map(of_the_usual_kind, every)
-                if not self.rows and (found := max(usual, key=len, default=[])):
-                    self.name = f"a program{name}" if name else "a training program"
-                    self.rows += [one.row for one in found]
+        for of, name in _DATED.items():
+            dated = (each for (kind, _), each in self._dated.items() if kind == of)
+            found = max(map(of_the_usual_kind, dated), key=len, default=[])
+            if found and not self.rows:
+                self.name, self.rows = name, [one.row for one in found]
         self._timed.clear()
         self._dated.clear()
 
