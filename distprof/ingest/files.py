@@ -306,19 +306,34 @@ INNER = b"\x1f"
 
 
 _ENTITIES = {b"&quot;": b'"', b"&lt;": b"<", b"&gt;": b">", b"&#39;": b"'", b"&amp;": b"&"}
+_ESCAPES = re.compile(
+    rb"\x1b(?:\[[0-9;?]{0,40}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,500}(?:\x07|\x1b\\)|[@-Z\\-_])"
+)
+_COLOURS = re.compile(
+    rb"(?:\^\[|\\(?:x1b|033|e|u001b)|\xef\xbf\xbd|\xe2\x90\x9b)?\[\d{1,3}(?:;\d{1,3}){0,4}m", re.I
+)
+"""Colours whose escape character a page or a program made visible or dropped."""
+
+_RESET = re.compile(rb"\[0?m(?![ ]?\d)")  # unlike 0 minutes
+
+
+def uncoloured(text: bytes) -> bytes:
+    """Text without escape sequences and colours."""
+    text = _ESCAPES.sub(b"", text) if b"\x1b" in text else text
+    return _COLOURS.sub(b"", text) if _RESET.search(text) else text
 
 
 def unwrapped(block: bytes) -> bytes:
-    """A block without the JSON objects into which runtimes of containers put each line.
+    """A block without colours and the JSON objects into which runtimes of containers put each line.
 
     Services that collect logs write a list of such objects, with a line for each of their keys.
     """
     if b"&" in block:  # Perhaps text from the source of a page
         for entity, character in _ENTITIES.items():
             block = block.replace(entity, character)
-    if not (b"{" in block[:16] or b'": "' in block) or not _WRAPPED.search(block):
-        return block
-    return b"".join(map(_text_of, block.splitlines(keepends=True)))
+    if (b"{" in block[:16] or b'": "' in block) and _WRAPPED.search(block):
+        block = b"".join(map(_text_of, block.splitlines(keepends=True)))
+    return uncoloured(block)
 
 
 def _text_of(line: bytes) -> bytes:

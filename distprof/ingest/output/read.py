@@ -79,10 +79,10 @@ def _prefix(line: str) -> tuple[int | None, int]:
 
 
 def cleaned(raw: bytes) -> str:
-    """Text without escape sequences and control characters."""
+    """Text without control characters."""
     text = raw.lstrip(_REST_OF_CHARACTER).decode("utf-8", "replace")
     if raw.translate(None, _PLAIN):
-        text = _HOW["controls"].sub("", _HOW["escapes"].sub("", text))
+        text = _HOW["controls"].sub("", text)
     return _HOW["repeated"].sub("", text) if "x across cluster]" in text else text
 
 

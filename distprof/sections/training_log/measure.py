@@ -113,11 +113,12 @@ def _times(log: TrainingLog) -> dict[str, Any]:
     spread = float(np.sqrt(np.average((ns - mean) ** 2, weights=weight)))
     p95, p99 = np.percentile(ns, [95, 99])
     longest = _printed(log.iteration[steady], ns.argmax())
-    slow = _slow(log.iteration[steady], ns, weight)
-    slow = {"slow_excess_ns": log.unprinted_ns} if log.unprinted_ns else slow
     first = np.flatnonzero(log.duration_ns != ABSENT)[0]
     counts = steady.copy()
     counts[first] |= log.duration_ns[first] < SLOWER_RATIO * ns.min()  # that is no warm-up
+    longer = _slow_span(log.iteration[counts], log.duration_ns[counts], log.span[counts])
+    slow = _slow(log.iteration[steady], ns, weight, longer)
+    slow = {"slow_excess_ns": log.unprinted_ns} if log.unprinted_ns else slow
     return {
         "num_steady": len(ns),
         "iterations_per_report": int(np.median(weight)),
@@ -130,7 +131,7 @@ def _times(log: TrainingLog) -> dict[str, Any]:
         "cv": spread / mean if mean > 0 else None,
         "steady_ns": tuple(ns[-MAX_KEPT:].tolist()),
         "first_ns": int(log.duration_ns[first]),
-        "slow_span": _slow_span(log.iteration[counts], log.duration_ns[counts], log.span[counts]),
+        "slow_span": longer,
         **slow,
     }
 
@@ -150,7 +151,9 @@ def _weights(number: Int64Array, ns: Int64Array, span: Int64Array) -> Floats:
 # Slow iterations ----------------------------------------------------------------------------------
 
 
-def _slow(number: Int64Array, ns: Int64Array, weight: Floats) -> dict[str, Any]:
+def _slow(
+    number: Int64Array, ns: Int64Array, weight: Floats, longer: SlowPeriod | None
+) -> dict[str, Any]:
     """Slow iterations; empty if reports have no numbers or are means, which hide slow ones."""
     is_mean = np.median(weight) > 1 or (number == ABSENT).all()
     if is_mean or len(ns) < 2 * MIN_RECURRING:
@@ -160,6 +163,10 @@ def _slow(number: Int64Array, ns: Int64Array, weight: Floats) -> dict[str, Any]:
     num_blocks = max(count // NEIGHBOURS, 1)
     edges = np.linspace(0, count, num_blocks + 1).astype(np.int64)
     usual = np.repeat([float(np.median(ns[a:b])) for a, b in pairwise(edges)], np.diff(edges))
+    if longer is not None and longer.first_iteration is not None:
+        last = longer.last_iteration or number.max()
+        is_inside = (number >= longer.first_iteration) & (number <= last)
+        usual = np.where(is_inside, np.maximum(usual, longer.duration_ns), usual)
     more = np.pad(ns - usual, 1)
     left = np.abs(more[1:] + more[:-1])  # of each two in a row
     is_even = np.minimum(left[:-1], left[1:]) < UNEVEN * more[1:-1]
