@@ -291,6 +291,9 @@ def _tables(lines: Iterable[str]) -> Iterator[_Table]:
             begun = _Table() if table.rows else None
         elif named := _SAYS["label"].fullmatch(line):
             label = named[1].rpartition(". ")[2]
+        elif _SAYS["sound"].search(line):  # in place, all-to-all is not checked
+            for row in table.rows:
+                row.halves = tuple((*half[:3], "") for half in row.halves)
         if begun is not None:
             yield table
             table = begun

@@ -396,8 +396,9 @@ def _compared_with_the_clock(
     usual = median(ns for *_, ns in ticks)
     gaps = [(ns, rows[start].iteration) for start, _, ns in ticks if ns > _GAP * usual]
     if gaps:  # of a job that was started again
+        pauses = _pauses(rows, ticks, np.full(len(ticks), round(usual)), _GAP)
+        notes += pauses or [NOTES["gaps"].format(len(gaps), max(gaps)[1])]
         ticks = [tick for tick in ticks if tick[2] <= _GAP * usual]
-        notes.append(NOTES["gaps"].format(len(gaps), max(gaps)[1]))
     timed = [row._replace(duration_ns=None, span=None) for row in rows]
     for start, end, ns in ticks:
         span = (rows[end].iteration or 0) - (rows[start].iteration or 0)
@@ -413,12 +414,15 @@ def _compared_with_the_clock(
 
 
 def _pauses(
-    rows: Sequence[Row], ticks: Sequence[tuple[int, int, int]], printed: Int64Array
+    rows: Sequence[Row], ticks: Sequence[tuple[int, int, int]], usual: Int64Array, ratio: int = 3
 ) -> list[str]:
     """A note on time between reports that is far longer than that of their iterations."""
     spans = [(rows[end].iteration or 0) - (rows[start].iteration or 0) for start, end, _ in ticks]
-    both = zip(ticks, printed.tolist(), spans, strict=True)
-    longer = [((ns - ms) * n, rows[at].iteration) for (at, _, ns), ms, n in both if ns > 3 * ms > 0]
+    longer = [
+        ((ns - each) * span, rows[at].iteration)
+        for (at, _, ns), each, span in zip(ticks, usual.tolist(), spans, strict=True)
+        if ns > ratio * each > 0
+    ]
     lost = sum(ns for ns, _ in longer)
     share = lost / sum(tick[2] * span for tick, span in zip(ticks, spans, strict=True))
     if share < LEAST_EVALUATION or len(longer) > len(ticks) / 2:

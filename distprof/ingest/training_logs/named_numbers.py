@@ -166,6 +166,11 @@ class NamedNumbersGrammar(Grammar):
     name: str = "a training program"
     _found: list[Report] = msgspec.field(default_factory=list)
 
+    @property
+    def num_found(self) -> int:
+        """Lines until now that look like reports."""
+        return len(self._found)
+
     def take(self, block: bytes) -> None:
         """Read lines that name a step."""
         if len(self._found) >= MAX_KEPT:

@@ -54,6 +54,7 @@ _ALIKE, _LIKELY = 1.5, 3
 _APART, _NAMED_APART = 1.2, 1.1
 """Ratio from which two runs differ, and from which those that a text names do."""
 
+_MANY_REPORTS = 1_000
 _FEWEST, _MOST_STARTS = 3, 7
 """Fewest reports of each run, and most starts: of more, an epoch numbers its iterations anew."""
 
@@ -279,7 +280,8 @@ def _of_unknown(blocks: Iterable[bytes]) -> Grammar:
     numbers, phases, counters = NamedNumbersGrammar(), PhasesGrammar(), CountersGrammar()
     for i, block in enumerate(blocks):
         numbers.take(block)
-        counters.take(block)
+        if numbers.num_found < _MANY_REPORTS:  # else these are not read for nothing
+            counters.take(block)
         if not i:
             phases.take(block[:_SMALL])
     for grammar in (numbers, phases, counters):

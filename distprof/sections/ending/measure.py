@@ -738,10 +738,9 @@ def _memory(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
 
 def _held_by_others(fields: Mapping[str, str]) -> float:
     """GiB of a GPU that other processes held, if they are more than those of the own one."""
-    own = fields.get("used", "") or fields.get("kept", "")
-    own = fields.get("allocated", "") if "others" in fields else own
-    texts = (fields.get("total", ""), fields.get("free", ""), own)
-    total, free, used = map(_in_gib, texts)
+    own = ("allocated",) if "others" in fields else ("used", "kept", "allocated")
+    total, free = (_in_gib(fields.get(name, "")) for name in ("total", "free"))
+    used = max(_in_gib(fields.get(name, "")) for name in own)  # a container may show 0 as used
     return total - free - used if used and total - free > 2 * used else 0.0
 
 
