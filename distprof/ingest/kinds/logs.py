@@ -22,14 +22,13 @@ from distprof.ingest.files import (
     Blocks,
     any_log,
     beginning,
-    begins_object,
     opened,
     paths_of_logs,
     read_some,
-    unwrapped,
 )
 from distprof.ingest.kinds import Source, machine
 from distprof.ingest.recognise import foreign_format
+from distprof.ingest.wrapped import begins_object, unwrapped
 from distprof.run.logs import DeviceLog, JobOutput, NcclLog, TrainingLog
 from distprof.run.run import Run
 
@@ -57,7 +56,7 @@ def fits_training_log(source: str, *, least: int = 1) -> bool:
     try:
         if "://" not in source and not Path(expanded(source)).is_file():
             return False
-        with opened(source) as stream:
+        with opened(source, keeps_labels=True) as stream:
             start = unwrapped(read_some(stream, _SMALL)[0])
             if is_text and not begins_object(start):
                 start += read_some(stream, SNIFFED_BYTES - len(start))[0]

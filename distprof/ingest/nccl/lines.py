@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import msgspec
 
 from distprof.bounds import byte_patterns_beside
-from distprof.ingest.files import Blocks, uncoloured
+from distprof.ingest.files import Blocks
+from distprof.ingest.wrapped import uncoloured
 
 MAX_LINE_BYTES = 1 << 16
 

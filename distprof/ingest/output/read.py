@@ -17,9 +17,10 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.bounds import byte_patterns_beside, patterns_beside, table_beside
-from distprof.ingest.files import DAMAGE, INNER, Blocks, opened
+from distprof.ingest.files import DAMAGE, Blocks, opened
 from distprof.ingest.output.expressions import Expression, expressions, signs
 from distprof.ingest.output.stacks import headed, listed_stacks, stacks_in
+from distprof.ingest.wrapped import INNER
 from distprof.run.logs import JobOutput, OutputEvent, OutputStack
 from distprof.run.topology import DEFAULT_GROUPS
 

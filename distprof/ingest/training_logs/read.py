@@ -113,7 +113,7 @@ def read_training_log(source: str) -> TrainingLog:
         return to_log(series, (), (source,), 0) if series.rows else _refuse(source, "no times")
     found: tuple[Grammar, ...]
     try:
-        with opened(source) as stream:
+        with opened(source, keeps_labels=True) as stream:
             blocks = Blocks(stream)
             first, _ = read_some(stream, _SMALL)
             slowest = _slowest_run(source, first) if len(first) < _SMALL else None

@@ -23,12 +23,13 @@ from distprof.bounds import expanded
 from distprof.errors import DistprofError, InputError
 from distprof.ingest.discovery import ranks_in_names
 from distprof.ingest.executor import Outcome, Progress, map_each, running
-from distprof.ingest.files import Folder, begins_object
+from distprof.ingest.files import Folder
 from distprof.ingest.flight.recorder import MAX_BYTES, looks_like_dump, parse_flight
 from distprof.ingest.job import RunDirectory, find_run_directory, open_run_directory
 from distprof.ingest.kinds.logs import paths_of_output
 from distprof.ingest.output.read import read_output
 from distprof.ingest.output.stacks import calls_of
+from distprof.ingest.wrapped import begins_object
 from distprof.run.records import FlightDump
 from distprof.sections.ending.words import words
 from distprof.units import NS_PER_S, name_ranks
