@@ -28,8 +28,8 @@ _DTYPES = {
 """Types of a field to pandas' type of its column; others are objects."""
 
 
-def shared_fields(kind: type[Record], source: msgspec.Struct) -> dict[str, Any]:
-    """The fields of ``source`` that a record of this type also has, by name."""
+def shared_fields(kind: type[msgspec.Struct], source: msgspec.Struct) -> dict[str, Any]:
+    """The fields of ``source`` that a struct of this type also has, by name."""
     names = set(kind.__struct_fields__)
     return {name: getattr(source, name) for name in source.__struct_fields__ if name in names}
 

@@ -11,6 +11,7 @@ import numpy as np
 from msgspec.structs import force_setattr, replace
 from numpy.typing import NDArray
 
+from distprof.artefacts.record import Record
 from distprof.artefacts.run_file import ErrorFile, RunFile
 from distprof.run.records import RecordSource
 from distprof.run.tables import RankTables
@@ -27,7 +28,7 @@ RECENT_STEPS = "recent-steps"
 """A gap: only the last steps are analysed, because all of them have too many collectives."""
 
 
-class Gap(msgspec.Struct, frozen=True, kw_only=True):
+class Gap(Record, frozen=True, kw_only=True):
     """Missing or damaged evidence, and the consequences."""
 
     what: str  # Short stable identifier, for example ``missing-ranks`` or ``truncated``.

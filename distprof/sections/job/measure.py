@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
-from distprof.artefacts.record import shared_fields
 from distprof.artefacts.run_file import Overhead, RankEntry, RunFile
 from distprof.artefacts.summary_file import flat_config
 from distprof.run.run import Run
@@ -14,7 +13,6 @@ from distprof.sections.job import (
     JobError,
     JobExit,
     JobFailure,
-    JobFault,
     JobResult,
     ProbeOverhead,
     ProbeState,
@@ -57,7 +55,7 @@ def analyze_job(run: Run) -> JobResult:
             )
             for error in ordered[:_MAX_ERRORS]
         ),
-        faults=tuple(JobFault(**shared_fields(JobFault, fault)) for fault in job.faults),
+        faults=job.faults,
         coverage=job.coverage.text,
         probes=_probes(job.ranks),
         overhead=tuple(_median_overhead(mode, found) for mode, found in sorted(by_mode.items())),

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from distprof.artefacts.record import Record, shared_fields
+from distprof.artefacts.record import shared_fields
 from distprof.artefacts.run_file import LoaderSettings, RunFile, SettingsFile
 from distprof.run.records import RankRecords
 from distprof.sections.context import ProbeRecords, RankAnalyses, RankAnalysis, RankInput
@@ -30,7 +30,7 @@ from distprof.sections.settings import (
 
 _MAX_CPUS = 1 << 14
 
-_Setup = TypeVar("_Setup", bound=Record)
+_Setup = TypeVar("_Setup", bound=msgspec.Struct)
 
 
 def measure_settings(records: RankRecords) -> SettingsFile | None:
