@@ -58,7 +58,7 @@ def analyze_job(run: Run) -> JobResult:
         faults=job.faults,
         coverage=job.coverage.text,
         probes=_probes(job.ranks),
-        overhead=tuple(_median_overhead(mode, found) for mode, found in sorted(by_mode.items())),
+        overhead=tuple(_median_overhead(found) for _, found in sorted(by_mode.items())),
         git_commit=job.git_commit,
         notes=(*job.notes, *_end_unseen(job)),
         probe_notes=_probe_notes(job.ranks),
@@ -116,10 +116,10 @@ def _probes(entries: Iterable[RankEntry]) -> tuple[ProbeState, ...]:
     )
 
 
-def _median_overhead(mode: str, found: Sequence[tuple[int, Overhead]]) -> ProbeOverhead:
+def _median_overhead(found: Sequence[tuple[int, Overhead]]) -> ProbeOverhead:
     measured = [overhead for _, overhead in found]
     return ProbeOverhead(
-        mode=mode,
+        mode=measured[0].mode,
         ratio=statistics.median(o.ratio for o in measured),
         low=statistics.median(o.low for o in measured),
         high=statistics.median(o.high for o in measured),

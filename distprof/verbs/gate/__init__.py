@@ -137,7 +137,7 @@ def _upper_tail(z: float) -> float:
 
 # The decision from repeats, or how many more are needed -------------------------------------------
 
-State = Literal["passed", "regressed", "improved", "inconclusive"]
+State = Literal["passed", "regressed", "improved", "inconclusive", "acknowledged"]
 Better = Literal["lower", "higher"]
 Scale = Literal["ratio", "difference"]
 ALPHA = 0.01
@@ -189,7 +189,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
     # ``passed``: any loss is within the tolerance. ``regressed`` and ``improved``: the change is
     # beyond it. ``inconclusive``: the interval contains the tolerance, the rank test disagrees, or
-    # sessions may differ as much.
+    # sessions may differ as much. ``acknowledged``: the baseline accepts the loss.
     state: State
     # Candidate over baseline, or candidate minus baseline on the scale ``difference``.
     change: float
