@@ -99,7 +99,6 @@ def clocks_table(report: Report, *, show_all: bool) -> TableView | None:
     clocks = report.capture.clocks
     if len(clocks) < 2:
         return None
-    shown, more = first_rows(clocks, 8, show_all=show_all, noun="clock", note="and {}")
     return rows_table(
         "Clocks",
         (
@@ -109,9 +108,8 @@ def clocks_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("drift", lambda c: f"{c.drift_ppm:.2f} ppm" if c.drift_ppm else "none seen"),
             Column("residual", "residual_ns"),
         ),
-        shown,
+        first_rows(clocks, 8, show_all=show_all, noun="clock", note="and {}"),
         caption="no rank is blamed for less than the residual of its clock",
-        notes=more,
     )
 
 
