@@ -253,7 +253,7 @@ def _run(
     if missing:
         return [], f"the analysis has no {', '.join(missing)}"
     try:
-        return list(rule.check(*given, limits)), ""
+        return list(rule.check(*given, *[limits] * bool(rule.limits))), ""
     except InsufficientEvidenceError as lack:
         return [], str(lack)
     except Exception as error:

@@ -226,7 +226,7 @@ NO_LINKS = "no PCIe links of working GPUs were read: pass the output of nvidia-s
 
 
 @rule("TEL110", Severity.WARNING, costs_time=False)
-def reduced_pcie_link(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
+def reduced_pcie_link(telemetry: TelemetryResult) -> Iterator[Draft]:
     """GPUs whose PCIe link has fewer lanes, or an older generation, than the GPU and its host
     allow.
     """
