@@ -1,15 +1,18 @@
-"""The base class of all rows in results of analyzers and parts of a report."""
+"""The base class of all rows in results of analyzers and parts of a report, and groups of rows."""
 
 from __future__ import annotations
 
 import typing
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,6 +35,14 @@ def shared_fields(kind: type[msgspec.Struct], source: msgspec.Struct) -> dict[st
     """The fields of ``source`` that a struct of this type also has, by name."""
     names = set(kind.__struct_fields__)
     return {name: getattr(source, name) for name in source.__struct_fields__ if name in names}
+
+
+def grouped(pairs: Iterable[tuple[_K, _V]]) -> dict[_K, list[_V]]:
+    """The values of each key, in the order of the pairs."""
+    found: dict[_K, list[_V]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def records_to_pandas(records: Sequence[Record], kind: type[Record]) -> pd.DataFrame:

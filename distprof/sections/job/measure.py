@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
+from distprof.artefacts.record import grouped
 from distprof.artefacts.run_file import Overhead, RankEntry, RunFile
 from distprof.artefacts.summary_file import flat_config
 from distprof.run.run import Run
@@ -132,13 +133,8 @@ def _median_overhead(found: Sequence[tuple[int, Overhead]]) -> ProbeOverhead:
 
 def _probe_notes(entries: Iterable[RankEntry]) -> tuple[str, ...]:
     """Notes combined over ranks, up to a limit."""
-    grouped: dict[str, list[int]] = {}
-    for entry in entries:
-        for note in entry.notes:
-            grouped.setdefault(note[:_MAX_TEXT], []).append(entry.rank)
-    return tuple(
-        f"{name_ranks(ranks)}: {note}" for note, ranks in list(grouped.items())[:_MAX_NOTES]
-    )
+    found = grouped((note[:_MAX_TEXT], entry.rank) for entry in entries for note in entry.notes)
+    return tuple(f"{name_ranks(ranks)}: {note}" for note, ranks in list(found.items())[:_MAX_NOTES])
 
 
 def _end_unseen(job: RunFile) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from distprof.artefacts.record import grouped
 from distprof.costs.repeats import (
     Interval,
     Level,
@@ -232,9 +233,7 @@ class _Sessions(msgspec.Struct, frozen=True):
 
     def centres(self, values: Floats) -> Floats:
         """Centre of each session."""
-        members: dict[object, list[float]] = {}
-        for key, value in zip(self.keys, values.tolist(), strict=True):
-            members.setdefault(key, []).append(value)
+        members = grouped(zip(self.keys, values.tolist(), strict=True))
         return np.array([float(pseudo_median(each)) for each in members.values()])
 
     @property
