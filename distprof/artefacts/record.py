@@ -11,6 +11,7 @@ import msgspec
 if TYPE_CHECKING:
     import pandas as pd
 
+_S = TypeVar("_S", bound=msgspec.Struct)
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 
@@ -35,6 +36,11 @@ def shared_fields(kind: type[msgspec.Struct], source: msgspec.Struct) -> dict[st
     """The fields of ``source`` that a struct of this type also has, by name."""
     names = set(kind.__struct_fields__)
     return {name: getattr(source, name) for name in source.__struct_fields__ if name in names}
+
+
+def made_from(source: msgspec.Struct, kind: type[_S], /, **others: Any) -> _S:
+    """A struct of this type with the fields that ``source`` also has, but for ``others``."""
+    return kind(**shared_fields(kind, source) | others)
 
 
 def grouped(pairs: Iterable[tuple[_K, _V]]) -> dict[_K, list[_V]]:

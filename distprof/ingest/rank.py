@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from distprof.artefacts.files import cache_root, shared_url
-from distprof.artefacts.record import shared_fields
+from distprof.artefacts.record import made_from
 from distprof.bounds import open_plain
 from distprof.config import CommunicationConfig
 from distprof.errors import InputError
@@ -447,7 +447,9 @@ def _rank(
         number, origin = trace.name_rank, "file name"
     if number is None:
         number, origin = ABSENT, "assumed"
-    return Rank(
+    return made_from(
+        summary,
+        Rank,
         rank=number,
         path=trace.path,
         rank_origin=origin,
@@ -455,5 +457,4 @@ def _rank(
         steps=steps,
         collectives=collectives,
         tables=tables,
-        **shared_fields(TraceFacts, summary),
     )

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from distprof.artefacts.record import grouped
+from distprof.artefacts.record import grouped, made_from
 from distprof.run.run import Rank, Run
 from distprof.run.tables import runs_of
 from distprof.schema import ABSENT, Bools, Floats, Int64Array
@@ -414,14 +414,12 @@ def _link(
         for one in slow
     ]
     example = transfers[slow.index(first)]
-    return SlowLink(
+    return made_from(
+        example,
+        SlowLink,
         ranks=ranks,
         nodes=_nodes(run, ranks),
         axis=axis_of(groups[first.group]),
-        kind=example.kind,
-        bytes=example.bytes,
-        transfer_ns=example.transfer_ns,
-        others_ns=example.others_ns,
         ratio=example.transfer_ns / example.others_ns,
         num_compared=len(first.others),
         steps=first.steps,
