@@ -190,7 +190,7 @@ def rows_table(
 def first_rows(
     rows: Sequence[_T], most: int, *, show_all: bool, noun: str = "", note: str = "{} with --all"
 ) -> FirstRows[_T]:
-    """The rows to be shown, all or at most so many."""
+    """The rows to be shown: ``most`` of them, or all."""
     left = 0 if show_all else len(rows) - most
     if left <= 0:
         return FirstRows(rows, ())

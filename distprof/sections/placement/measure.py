@@ -18,7 +18,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.artefacts.record import made_from
 from distprof.config import TopologyConfig
 from distprof.hardware import Sheet
 from distprof.run.evidence import Machines
@@ -49,7 +48,17 @@ def analyze_placement(
     """Find the nodes and domains of ranks and groups."""
     nodes, origin = nodes_of(run)
     groups = groups_by_axis(run)
-    machines = tuple(made_from(m, PlacedMachine, num_gpus=len(m.gpus)) for m in machines_of(run))
+    machines = tuple(
+        PlacedMachine(
+            host=m.host,
+            num_gpus=len(m.gpus),
+            islands=m.islands,
+            cards=m.cards,
+            farthest_path=m.farthest_path,
+            num_cut=m.num_cut,
+        )
+        for m in machines_of(run)
+    )
     cards = card_paths(run, nodes)
     shown = run.get(Machines)
     copies = shown.copies if shown else ()
