@@ -30,6 +30,7 @@ from distprof.artefacts.fabric_file import (
     FabricFile,
     FabricPoint,
 )
+from distprof.artefacts.record import grouped
 from distprof.bounds import (
     Bound,
     TooLargeError,
@@ -458,9 +459,7 @@ def _points(
     timed = [(size, time_us) for size, time_us in rows if size and time_us > 0]
     if empty := len(rows) - len(timed):
         notes.append(f"{empty} rows without bytes or time were skipped.")
-    times: dict[int, list[float]] = {}
-    for size, time_us in timed:
-        times.setdefault(size, []).append(time_us * 1_000)
+    times = grouped((size, time_us * 1_000) for size, time_us in timed)
     return tuple(
         point(kind, ranks, size, times[size], num_iterations=table.num_iterations)
         for size in sorted(times)

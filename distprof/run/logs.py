@@ -160,15 +160,20 @@ since midnight of an unknown date; sample numbers, if there are no times.
 """
 
 
-class OfDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file says about one GPU."""
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """What identifies a GPU."""
 
-    file: str  # File that says it.
     host: str = ""  # Host name, empty if unknown.
     index: int | None = None  # Index of the GPU on its host in the driver's order, None if unknown.
     uuid: str = ""  # For example ``GPU-5269b708-…``; empty if unknown.
     bus_id: str = ""  # PCI bus id as ``domain:bus:device.function``, lower case; empty if unknown.
     name: str = ""  # For example ``NVIDIA H200``; empty if unknown.
+
+
+class OfDevice(Identity, frozen=True, kw_only=True):
+    """What a file says about one GPU."""
+
+    file: str  # File that says it.
     rank: int | None = None  # Global rank on that GPU, None if unknown.
 
 

@@ -17,6 +17,7 @@ from distprof.artefacts.fabric_file import (
     FabricFit,
     FabricPoint,
 )
+from distprof.artefacts.record import grouped
 from distprof.bounds import table_beside
 from distprof.documents.document import Document
 from distprof.documents.page import Page
@@ -228,9 +229,7 @@ def fabric_tables(profile: FabricFile, *, show_all: bool) -> Iterator[TableView 
     if show_all or len(profile.curves) == 1:
         yield from map(_point_table, profile.curves)
         return
-    groups: dict[tuple[int, int | None], list[FabricCurve]] = {}
-    for curve in profile.curves:
-        groups.setdefault((curve.group_size, curve.num_nodes), []).append(curve)
+    groups = grouped(((curve.group_size, curve.num_nodes), curve) for curve in profile.curves)
     yield from map(_size_table, groups.values())
 
 

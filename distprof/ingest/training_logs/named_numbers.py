@@ -31,18 +31,18 @@ from distprof.ingest.training_logs.grammar import (
     Grammar,
     Row,
     byte_patterns,
+    clock_s,
     has_lost,
     line_around,
     s_to_ns,
     stamp_s,
     to_float,
 )
+from distprof.units import seconds_in
 
 FEWEST = 3
 """Reports in ascending order that make a log of a training program."""
 
-_UNITS = {b"ns": 1e-9, b"us": 1e-6, b"\xc2\xb5s": 1e-6, b"ms": 1e-3, b"msec": 1e-3,
-          b"milliseconds": 1e-3, b"s": 1.0, b"sec": 1.0, b"secs": 1.0, b"seconds": 1.0}  # fmt: skip
 _PATTERNS = byte_patterns("named_numbers.toml")
 _PHASES = _PATTERNS["phase"].groupindex.keys() - {"in", "exact", "value", "unit"}
 """Groups of the phases of an iteration by the names that people give them."""
@@ -84,9 +84,9 @@ _COLUMNS = re.compile(rf"(?m)^[^\S\n]*({_COLUMN}(?:[^\S\n]+{_COLUMN}){{2,30}})$"
 
 
 def _phases(text: bytes) -> Iterator[tuple[str, float, bool]]:
-    """Phases with their times, as :func:`_time` reads them."""
+    """Phases with their times, as :func:`time_in` reads them."""
     for match in _PATTERNS["phase"].finditer(text):
-        time, has_unit = _time(match)
+        time, has_unit = time_in(match)
         if time is not None and (has_unit or match["exact"] is not None):
             name = next(name for name in _PHASES if match[name]).replace("_", " ")
             yield name.removeprefix("iteration"), time, has_unit
@@ -96,7 +96,7 @@ def _listed(text: bytes) -> list[tuple[str, float, bool]]:
     """Parts of iterations, and their sum, if lists tell their times and shares of it."""
     told: list[dict[str, tuple[float, float]]] = [{}]
     for one in islice(_PATTERNS["listed"].finditer(text), MAX_KEPT):
-        name, share, (time, _) = one["name"].decode(), float(one["share"]), _time(one)
+        name, share, (time, _) = one["name"].decode(), float(one["share"]), time_in(one)
         if name in told[-1]:
             told.append({})
         if time and share:
@@ -243,7 +243,7 @@ def _read(text: bytes) -> Report | None:
     per_step = _PATTERNS["per_step"].search(line) if has_rate else None
     named = per_step or (_PATTERNS["time"].search(line) if has_time else None)
     unnamed = () if named else tuple(islice(_PATTERNS["unnamed"].finditer(line), 2))
-    time, has_unit = _time(unnamed[0] if len(unnamed) == 1 else named)
+    time, has_unit = time_in(unnamed[0] if len(unnamed) == 1 else named)
     has_phases = _PATTERNS["has_phases"].search(line)
     phases = {name: time for name, time, _ in _phases(line) if name} if has_phases else {}
     rates: dict[str, Any] = _rates(line) if has_rate else {}
@@ -264,15 +264,17 @@ def _read(text: bytes) -> Report | None:
     )
 
 
-def _time(found: re.Match[bytes] | None) -> tuple[float | None, bool]:
+def time_in(found: re.Match[bytes] | None) -> tuple[float | None, bool]:
     """A time in seconds, or in an unknown unit, and whether the unit is known."""
-    value = to_float(found["value"]) if found else None
-    if found is None or value is None or value < 0:
+    groups = found.groupdict() if found else {}
+    if clock := groups.get("clock"):
+        return clock_s(clock), True
+    value = to_float(groups.get("value"))
+    if value is None or value < 0:
         return None, False
-    groups = found.groupdict()
-    named = _PATTERNS["unit_in_name"].match(groups.get("name") or b"")
+    named = _PATTERNS["unit_in_name"].search(groups.get("name") or b"")
     unit = groups.get("unit") or groups.get("in") or (named and named[1])
-    return (value, False) if unit is None else (value * _UNITS[unit], True)
+    return (value, False) if unit is None else (value * seconds_in(unit.decode()), True)
 
 
 def _rates(line: bytes) -> dict[str, float]:

@@ -18,6 +18,7 @@ from itertools import chain
 
 from msgspec.structs import replace
 
+from distprof.artefacts.record import grouped
 from distprof.hardware import XidMeaning, xid_meaning
 from distprof.ingest.output.expressions import Expression, advice_on, class_of, expressions
 from distprof.ingest.output.read import STAGE_LINES
@@ -35,7 +36,7 @@ from distprof.sections.ending.positions import (
     took_longer,
 )
 from distprof.sections.ending.stacks import collective_in, diagnose_stacks, said_by, stacks_of
-from distprof.sections.ending.words import grouped, words
+from distprof.sections.ending.words import words
 from distprof.sections.table import counted
 from distprof.units import capitalized, format_bytes, format_duration, name_ranks
 

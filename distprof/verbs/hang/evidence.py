@@ -31,9 +31,10 @@ from distprof.ingest.output.read import read_output
 from distprof.ingest.output.stacks import calls_of
 from distprof.ingest.wrapped import begins_object
 from distprof.run.records import FlightDump
+from distprof.sections.ending import EndingLine
 from distprof.sections.ending.words import words
 from distprof.units import NS_PER_S, name_ranks
-from distprof.verbs.hang import HangEvidence, LogLine
+from distprof.verbs.hang import HangEvidence
 from distprof.verbs.hang.logs import (
     NAME,
     dead_ranks,
@@ -314,7 +315,7 @@ def _with_run(evidence: HangEvidence, root: Folder) -> HangEvidence:
             failed[entry.rank] = f"{ended.signal} ended its process"
     logged = {line.rank for line in evidence.log_lines if line.about in ("peer", "timeout")}
     lost = tuple(
-        LogLine(rank=e.rank, file="error.json", line=1, about="peer", text=e.message[:300])
+        EndingLine(rank=e.rank, file="error.json", line=1, about="peer", text=e.message[:300])
         for e in job.errors
         if e.is_peer_loss and e.rank not in logged
     )
