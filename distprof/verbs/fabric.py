@@ -43,8 +43,7 @@ _LARGE_BYTES, _LEAST_NVLINK, _MOST_ETHERNET = 1 << 26, 30e9, 3.2e9
 
 _LINK_RATES = (10, 25, 40, 56, 100, 200, 400, 800)  # Gb/s
 _FULL, _LESS, _ABOVE = 0.9, 0.75, 1.03
-"""Shares: from which on a link is fully used, up to which a GPU's memory is the slower one, and up
-to which a card that sends to itself exceeds the rate of its link."""
+"""Shares: of a link that is full, of a GPU's memory as the slower one, and of a card's loopback."""
 
 _MUCH = 0.25
 """Share of the best bandwidth from which on a smaller one of a larger message is no latency."""
