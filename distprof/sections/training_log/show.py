@@ -73,7 +73,8 @@ def training_verdict(report: Report) -> VerdictText:
         line = f"{note} {line}"
     if nccl_line and log.mean_ns is not None and log.idle_ratio is None:  # the best available
         time = f"{_what(log)} takes {format_duration(log.mean_ns)}"
-        line, nccl_line = f"{time}; {nccl_line[:1].lower()}{nccl_line[1:]}", ""
+        first = nccl_line[:1] if nccl_line[1:2].isupper() else nccl_line[:1].lower()
+        line, nccl_line = f"{time}; {first}{nccl_line[1:]}", ""
     elif log.mean_ns is not None and log.idle_ratio is None and not _shares(log):
         undecided = _undecided(log)
     why = (
