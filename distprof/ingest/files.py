@@ -301,6 +301,7 @@ _TEXTS = ["log", "message", "msg", "event", "textPayload", "line"]
 _THEN = ["exception", "exc_info", "traceback"]
 _KEYS = rb'"(?:%b)": ?"' % "|".join(_TEXTS).encode()
 _WRAPPED = re.compile(rb'(?m)^[ \t]{0,20}(?:\{\s{0,8}(?:"[^\n]{0,2000}?)?)?' + _KEYS)
+COLOURS = re.compile(rb"\x1b\[[0-9;?]{0,20}[@-~]")
 INNER = b"\x1f"
 """Stands before a line end within a text, so that lines are counted as the file has them."""
 
@@ -309,10 +310,12 @@ _ENTITIES = {b"&quot;": b'"', b"&lt;": b"<", b"&gt;": b">", b"&#39;": b"'", b"&a
 
 
 def unwrapped(block: bytes) -> bytes:
-    """A block without the JSON objects into which runtimes of containers put each line.
+    """A block without colours, nor the JSON objects into which containers put each line.
 
     Services that collect logs write a list of such objects, with a line for each of their keys.
     """
+    if b"\x1b[" in block:
+        block = COLOURS.sub(b"", block)
     if b"&" in block:  # Perhaps text from the source of a page
         for entity, character in _ENTITIES.items():
             block = block.replace(entity, character)

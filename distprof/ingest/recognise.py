@@ -23,7 +23,7 @@ from distprof.artefacts.summary_file import SUMMARY_SCHEMA
 from distprof.bounds import open_plain, table_beside
 from distprof.errors import InputError, OtherVerbError, StatementError
 from distprof.escape import plain
-from distprof.ingest.files import beginning
+from distprof.ingest.files import COLOURS, beginning
 from distprof.units import few_names
 
 _START_BYTES = 400
@@ -111,7 +111,7 @@ class Foreign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """The name with what the file shows; empty if it shows nothing of the kind."""
         if not self.shows:
             return self.name
-        found = re.finditer(self.shows, head.decode("utf-8", "replace"))
+        found = re.finditer(self.shows, COLOURS.sub(b"", head).decode("utf-8", "replace"))
         said = self.each or self.name
         named = list(
             dict.fromkeys(plain(said.format_map(one.groupdict(""))).strip() for one in found)

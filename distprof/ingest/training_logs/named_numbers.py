@@ -48,6 +48,7 @@ _PHASES = _PATTERNS["phase"].groupindex.keys() - {"in", "exact", "value", "unit"
 """Groups of the phases of an iteration by the names that people give them."""
 
 _BARE = (b"time", b"elapsed", b"duration")
+_STEADY = 1.2
 _LONG_S, _MANY = 10.0, 10
 """A time from here on, with this many steps since the last report, is that of all of them."""
 _LEAST_WHOLE = 0.95  # Share of its parts; the name of less is not that of the whole.
@@ -334,7 +335,10 @@ def _durations(found: list[Report], factor: float) -> list[float | None]:
 
 def _is_since_start(found: list[Report]) -> bool:
     known = [one.time for one in found if one.time is not None]
-    return found[0].is_bare and len(known) == len(found) > FEWEST and _is_ascending(known)
+    if len(known) < max(len(found), FEWEST + 1) or not _is_ascending(known):
+        return False
+    late = [known[at] / max(found[at].number, 1) for at in range(len(found) // 2, len(found))]
+    return found[0].is_bare or max(late) < _STEADY * min(late)  # in proportion to the number
 
 
 def _is_ascending(times: list[float]) -> bool:

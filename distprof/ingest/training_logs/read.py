@@ -16,7 +16,7 @@ from msgspec.structs import asdict, replace
 
 from distprof.escape import shorten
 from distprof.hardware import load_sheet
-from distprof.ingest.files import DAMAGE, Blocks, opened, read_some, refusing
+from distprof.ingest.files import DAMAGE, Blocks, opened, read_some, refusing, unwrapped
 from distprof.ingest.training_logs.counters import CountersGrammar
 from distprof.ingest.training_logs.grammar import (
     AGAIN,
@@ -96,7 +96,7 @@ def holds_iterations(start: bytes, *, is_text: bool, least: int = 1) -> bool:
         return True
     if not is_text:
         return False
-    text = start.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    text = unwrapped(start.replace(b"\r\n", b"\n").replace(b"\r", b"\n"))
     candidates = Candidates()
     candidates.take(text)
     if any(len(grammar.rows) >= least for grammar in candidates.finished()):
@@ -178,7 +178,9 @@ def _with_phases(chosen: Grammar | None, start: bytes) -> Grammar | None:
 def _runs(source: str, text: bytes) -> Iterator[tuple[str, TrainingLog]]:
     """Name and log of each run that is pasted below its name."""
     title = ""  # The first one since the last run: that of a part of it comes below.
-    for block in _PATTERNS["block"].finditer(text):
+    blocks = [*_PATTERNS["block"].finditer(text)]
+    titles = [block["title"] for block in blocks if block["title"]]
+    for block in blocks if len({*titles}) == len(titles) else ():  # else the program prints them
         candidates = Candidates()
         candidates.take(block["fenced"] or block["below"] or b"")
         found = candidates.finished()

@@ -39,7 +39,6 @@ from distprof.ingest.training_logs.grammar import (
 )
 from distprof.units import NS_PER_S, format_ratio
 
-_ESCAPES = re.compile(rb"\x1b\[[0-9;]{0,20}m")
 _MULTIPLES = {b"K": 1e3, b"M": 1e6, b"B": 1e9, b"s": 1.0, b"ms": 1e-3, b"us": 1e-6}
 _SUFFIX = re.compile(rb" ?([KMB]|[mu]?s)(?<=s)?(?:ec(?:ond)?s?)?$")
 _MAX_LINE, _MAX_START = 8_000, 200
@@ -345,8 +344,6 @@ class Reports:
 
     def take(self, block: bytes) -> None:
         """Read a block of whole lines."""
-        if b"\x1b" in block:
-            block = _ESCAPES.sub(b"", block)
         full = {name for name, grammar in self.grammars.items() if grammar.is_full}
         for start, end, wording in _lines(block, self._signs):
             grammar = self.grammars[wording.program]
