@@ -439,7 +439,8 @@ def _spans(rows: Sequence[Row]) -> Int64Array:
     number = _ints(row.iteration for row in rows)
     steps = np.diff(number, prepend=number[:1]) * (np.roll(number, 1) != ABSENT)
     usual = int(np.median(steps[steps > 0])) if (steps > 0).any() else 1
-    by_numbers = np.where((steps > 0) & (number != ABSENT), steps, usual)
+    is_span = (steps > 0) & (steps < _GAP * usual)  # else some reports between are left out
+    by_numbers = np.where(is_span & (number != ABSENT), steps, usual)
     printed = _ints(row.span for row in rows)
     return np.maximum(np.where(printed > 0, printed, by_numbers), 1)
 

@@ -42,13 +42,14 @@ FEWEST = 3
 """Reports in ascending order that make a log of a training program."""
 
 _UNITS = {b"ns": 1e-9, b"us": 1e-6, b"\xc2\xb5s": 1e-6, b"ms": 1e-3, b"msec": 1e-3,
-          b"milliseconds": 1e-3, b"s": 1.0, b"sec": 1.0, b"secs": 1.0, b"seconds": 1.0}  # fmt: skip
+          b"milliseconds": 1e-3, b"s": 1.0, b"sec": 1.0, b"secs": 1.0, b"seconds": 1.0,
+          b"min": 60.0, b"mins": 60.0, b"minutes": 60.0}  # fmt: skip
 _PATTERNS = byte_patterns("named_numbers.toml")
 _PHASES = _PATTERNS["phase"].groupindex.keys() - {"in", "exact", "value", "unit"}
 """Groups of the phases of an iteration by the names that people give them."""
 
 _BARE = (b"time", b"elapsed", b"duration")
-_STEADY = 1.2
+_STEADY, _FALLING = 1.2, 0.98
 _LONG_S, _MANY = 10.0, 10
 """A time from here on, with this many steps since the last report, is that of all of them."""
 _LEAST_WHOLE = 0.95  # Share of its parts; the name of less is not that of the whole.
@@ -186,8 +187,9 @@ class NamedNumbersGrammar(Grammar):
         factor = self._factor(found)
         span = round(median(b.number - a.number for a, b in pairwise(found)))
         usual = median([one.time for one in found if one.time is not None] or [0.0]) * factor
-        if span > 1 and found[0].is_bare and _by_stamps(found) is None:
-            is_of_all = usual >= _LONG_S and span >= _MANY and not _is_since_start(found)
+        is_of_step = found[0].is_bare and not (_is_left(found) or _is_since_start(found))
+        if span > 1 and is_of_step and _by_stamps(found) is None:
+            is_of_all = usual >= _LONG_S and span >= _MANY
             factor /= span if is_of_all else 1
             self.notes.append(NOTES["one_or_all"].format("all" if is_of_all else "one"))
         for one, duration in zip(found, _durations(found, factor), strict=True):
@@ -314,12 +316,17 @@ def of_the_usual_kind(found: list[Report], fewest: int = FEWEST) -> list[Report]
 
 def _durations(found: list[Report], factor: float) -> list[float | None]:
     """Seconds per step: as printed, from the time since the start, or from a rate of steps."""
-    if _is_since_start(found):
+    is_left = _is_left(found)
+    if is_left or _is_since_start(found):
         result: list[float | None] = [None]
-        for before, one in pairwise(found):
+        before = found[0]
+        for one in found[1:]:
             span = one.number - before.number
-            since = (one.time or 0.0) - (before.time or 0.0)
-            result.append(since * factor / span if span > 0 and since >= 0 else None)
+            since = ((one.time or 0.0) - (before.time or 0.0)) * (-1 if is_left else 1)
+            is_new = span > 0 and since > 0  # of times in whole seconds or minutes
+            is_early = is_left and 2 * before.number < found[-1].number  # and a guess
+            result.append(since * factor / span if is_new and not is_early else None)
+            before = one if is_new or span <= 0 else before
         return result
     return [
         one.time * factor
@@ -337,8 +344,17 @@ def _is_since_start(found: list[Report]) -> bool:
     known = [one.time for one in found if one.time is not None]
     if len(known) < max(len(found), FEWEST + 1) or not _is_ascending(known):
         return False
-    late = [known[at] / max(found[at].number, 1) for at in range(len(found) // 2, len(found))]
-    return found[0].is_bare or max(late) < _STEADY * min(late)  # in proportion to the number
+    late = [(one.number, (one.time or 0.0) / max(one.number, 1)) for one in found[len(found) // 2 :]]
+    each = [time for _, time in late]  # in proportion to the number, which must differ enough
+    is_linear = max(each) < _STEADY * min(each) and late[-1][0] > _STEADY**2 * late[0][0]
+    return found[0].is_bare or is_linear
+
+
+def _is_left(found: list[Report]) -> bool:
+    """Whether times are those that remain: they fall, whatever their name, and end near nothing."""
+    known = [one.time for one in found if one.time is not None]
+    falls = sum(b <= a for a, b in pairwise(known)) >= _FALLING * (len(known) - 1)
+    return len(known) == len(found) > _MANY and falls and known[-1] < 0.5 * known[0]
 
 
 def _is_ascending(times: list[float]) -> bool:

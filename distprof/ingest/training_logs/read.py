@@ -178,9 +178,7 @@ def _with_phases(chosen: Grammar | None, start: bytes) -> Grammar | None:
 def _runs(source: str, text: bytes) -> Iterator[tuple[str, TrainingLog]]:
     """Name and log of each run that is pasted below its name."""
     title = ""  # The first one since the last run: that of a part of it comes below.
-    blocks = [*_PATTERNS["block"].finditer(text)]
-    titles = [block["title"] for block in blocks if block["title"]]
-    for block in blocks if len({*titles}) == len(titles) else ():  # else the program prints them
+    for block in _PATTERNS["block"].finditer(text):
         candidates = Candidates()
         candidates.take(block["fenced"] or block["below"] or b"")
         found = candidates.finished()
@@ -212,7 +210,8 @@ def _slowest_run(source: str, start: bytes) -> TrainingLog | None:
         note = f"{RUN}1 in the text {what}: they cannot be compared."
         return replace(runs[0][1], notes=(note, *runs[0][1].notes))
     what, times = _times([log for _, log in runs])
-    if len(runs) < 2 or not all(times):
+    are_titles = len({name for name, _ in runs}) == len(runs)  # else the program prints them
+    if len(runs) < 2 or not are_titles or not all(times):
         return None
     pairs = _pairs([name for name, _ in runs]) or [
         (times.index(max(times)), times.index(min(times)))
