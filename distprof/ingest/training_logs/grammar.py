@@ -326,11 +326,15 @@ def _without_impossible(rates: dict[str, Floats]) -> list[str]:
     return notes
 
 
-def _has_times(grammar: Grammar) -> tuple[bool, bool]:
-    """Whether many reports, and whether any, have a duration or a time of their line."""
+def _has_times(grammar: Grammar) -> tuple[bool, bool, bool]:
+    """Whether many reports, and whether any, have a duration or a time of their line.
+
+    Then whether most of many have timers.
+    """
     times = zip(*((row.duration_ns, row.at_s) for row in grammar.rows[:1_000]), strict=True)
     most = max(sum(each is not None for each in some) for some in times)
-    return most >= 3, most > 0
+    timed = max((len(values.report) for values in grammar.timers.values()), default=0)
+    return most >= 3, most > 0, most >= 3 and 2 * timed > len(grammar.rows)
 
 
 def _of_one_rank(rows: Sequence[Row], notes: list[str]) -> tuple[list[Row], Int64Array]:

@@ -166,7 +166,7 @@ def _slow(number: Int64Array, ns: Int64Array, weight: Floats) -> dict[str, Any]:
     is_slow = (ns > SLOW_RATIO * usual) & ~is_even
     is_slow[: int(np.argmin(is_slow))] = False  # before the training is warm
     excess = float(np.average(np.where(is_slow, ns - usual, 0), weights=weight))
-    period = _period(number, is_slow)
+    period = _period(number, is_slow) or _period(number, is_slow & (ns > _FAR * usual))
     is_power = period is not None and period & (period - 1) == 0  # as numbers of micro-batches
     if is_power and (period or 0) <= _MOST_ACCUMULATED and ns.max() < _FOR_STEP * np.median(ns):
         return {"slow_period": period}
