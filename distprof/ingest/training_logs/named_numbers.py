@@ -126,13 +126,16 @@ class PhasesGrammar(Grammar):
         self.name += " of epochs" * bool(_OF_EPOCHS.search(text))
         if _PATTERNS["compared"].search(block):  # times of several ways
             return
+        texts = [text]
         if head := _COLUMNS.search(text):
             names = head[1].split()
             rows = (line.split()[-len(names) :] for line in text[head.end() :].splitlines())
             named = (zip(names, row, strict=False) for row in rows)
-            text = "\n".join(" ".join(f"{name}: {value}" for name, value in row) for row in named)
-        lower = text.lower().encode()
-        self._found += _listed(lower) or islice(_phases(lower), MAX_KEPT)
+            table = "\n".join(" ".join(f"{name}: {value}" for name, value in row) for row in named)
+            texts.insert(0, table)
+        lower = (one.lower().encode() for one in texts)
+        found = ([*(_listed(one) or islice(_phases(one), MAX_KEPT))] for one in lower)
+        self._found += max(found, key=lambda some: len({name for name, *_ in some}))
 
     def finish(self) -> None:
         """Each phase that is named again begins the next iteration."""

@@ -55,6 +55,7 @@ MIN_KENDALL, GROWN_RATIO = 0.7, 1.3
 """Least rank correlation with time, which six equal reports have in 3 % of cases by chance, and
 least ratio of the last third to the first, of a growth."""
 
+_MOST_OF_GROWTH = 0.7  # A rise from one report to the next above this share is a step.
 _FAR, _ROUNDER = 3, 5  # Ratio to the usual time, and of round numbers to those of all reports.
 
 _TOKENS = ("tokens_per_s", "tokens_per_s_per_device")
@@ -263,7 +264,7 @@ def _slow_rate(log: TrainingLog) -> SlowPeriod | None:
         known = np.flatnonzero(np.isfinite(rates) & (rates > 0))
         warms_up = rates[known[:1]] * SLOWER_RATIO < rates[known].max(initial=0.0)
         known = known[int(warms_up.any()) :]
-        if len(known) >= 2 * FEWEST_FEW:
+        if len(known) > FEWEST_RISING:
             number = np.full(len(known), ABSENT)
             if len(rates) == len(log.iteration) and (np.diff(log.iteration[known]) > 0).all():
                 number = log.iteration[known]
@@ -288,17 +289,24 @@ def _among_few(number: Int64Array, ns: Int64Array, span: Int64Array) -> SlowPeri
         or np.median(slow) < GROWN_RATIO * np.median(others)
     ):
         return None
+    rises = np.diff(ns)
+    jump = int(rises.argmax()) + 1
+    is_jump = rises.max() > _MOST_OF_GROWTH * np.ptp(ns) and 1 < jump < len(ns) - 1
+    if is_gradual and is_jump:
+        inside, others, is_gradual = np.arange(len(ns)) >= jump, ns[:jump], False
     return _slow_period(number, ns, span, inside, others, is_gradual=is_gradual)
 
 
 def _gap(ns: Int64Array, fewest: int = FEWEST_LAST) -> int:
     """Number of reports before the last ones, if a wide gap parts them; else 0."""
     at = far = 0
-    for k in range(FEWEST_FEW, len(ns) - fewest + 1):
+    for k in range(FEWEST_LAST, len(ns) - fewest + 1):
         before, after = ns[:k], ns[k:]
+        if min(k, len(after)) < FEWEST_FEW and len(ns) < 2 * FEWEST_FEW - 1:
+            continue
         gap = after.min() - before.max()
         widest = max(np.ptp(before), np.ptp(after), (SLOW_RATIO - 1) * before.max())
-        if len(after) >= FEWEST_FEW and gap > widest:
+        if min(k, len(after)) >= FEWEST_FEW and gap > widest:
             at = k  # at most one: the gap is the widest
         if not far and after.min() > FAR_LONGER * before.max():
             far = k
