@@ -327,9 +327,10 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
         is_late = (self.iteration[known] > _FAR_BEHIND * self.span[known]).any()
         if is_late or self.unit == "epoch":
             steady[timed[:1]] = ns[:1] <= (_ALIKE if is_late else 1.0) * ns[1:].max(initial=0)
-        first, usual = ns[:_FIRST], np.median(ns) if len(ns) else 0.0
-        is_ahead = (_FAR * first[:-1] < usual) & (first[1:] * _ALIKE > usual)
-        steady[timed[: len(is_ahead)][is_ahead]] = False
+        usual = np.median(ns) if len(ns) else 0.0
+        is_ahead = (_FAR * ns[:-1] < usual) & (ns[1:] * _ALIKE > usual)
+        if not is_ahead[_FIRST:].any():
+            steady[timed[:-1][is_ahead]] = False
         return steady if steady.any() else self.duration_ns != ABSENT
 
     @property
