@@ -347,7 +347,9 @@ def _is_since_start(found: list[Report]) -> bool:
     known = [one.time for one in found if one.time is not None]
     if len(known) < max(len(found), FEWEST + 1) or not _is_ascending(known):
         return False
-    late = [(one.number, (one.time or 0.0) / max(one.number, 1)) for one in found[len(found) // 2 :]]
+    late = [
+        (one.number, (one.time or 0.0) / max(one.number, 1)) for one in found[len(found) // 2 :]
+    ]
     each = [time for _, time in late]  # in proportion to the number, which must differ enough
     is_linear = max(each) < _STEADY * min(each) and late[-1][0] > _STEADY**2 * late[0][0]
     return found[0].is_bare or is_linear
