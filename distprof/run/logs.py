@@ -314,9 +314,8 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
     def is_steady(self) -> Bools:
         """Mask of the reports that count: with a duration, and not the first or after a restart.
 
-        The first iterations allocate, compile and connect, unless the log begins far behind them
-        and they are not longer. Nor do those of the first few count that a program only launches
-        ahead of the GPU. If no other report has a duration, these count.
+        The first iterations allocate, compile and connect, or are only launched, unless the log
+        begins far behind them and they are not longer. If no other has a duration, these count.
         """
         timed = np.flatnonzero(self.duration_ns != ABSENT)
         number = self.iteration[timed]

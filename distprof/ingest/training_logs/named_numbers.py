@@ -17,7 +17,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
-from itertools import islice, pairwise
+from itertools import islice, pairwise, takewhile
 from statistics import median
 from typing import Any
 
@@ -38,9 +38,7 @@ from distprof.ingest.training_logs.grammar import (
     to_float,
 )
 
-FEWEST = 3
-"""Reports in ascending order that make a log of a training program."""
-
+FEWEST = 3  # Reports in ascending order that make a log of a training program
 _UNITS = {b"ns": 1e-9, b"us": 1e-6, b"\xc2\xb5s": 1e-6, b"ms": 1e-3, b"msec": 1e-3,
           b"milliseconds": 1e-3, b"s": 1.0, b"sec": 1.0, b"secs": 1.0, b"seconds": 1.0,
           b"min": 60.0, b"mins": 60.0, b"minutes": 60.0}  # fmt: skip
@@ -50,8 +48,7 @@ _PHASES = _PATTERNS["phase"].groupindex.keys() - {"in", "exact", "value", "unit"
 
 _BARE = (b"time", b"elapsed", b"duration")
 _STEADY, _FALLING = 1.2, 0.98
-_LONG_S, _MANY = 10.0, 10
-"""A time from here on, with this many steps since the last report, is that of all of them."""
+_LONG_S, _MANY = 10.0, 10  # A time from here on, of so many steps, is that of all of them
 _LEAST_WHOLE = 0.95  # Share of its parts; the name of less is not that of the whole.
 _LEAST_LISTED, _MOST_LISTED = (
     50,
@@ -319,17 +316,18 @@ def of_the_usual_kind(found: list[Report], fewest: int = FEWEST) -> list[Report]
 
 def _durations(found: list[Report], factor: float) -> list[float | None]:
     """Seconds per step: as printed, from the time since the start, or from a rate of steps."""
-    is_left = _is_left(found)
-    if is_left or _is_since_start(found):
+    if _is_left(found):  # The first ones are guesses.
+        late = [*takewhile(lambda one: 2 * one.number >= found[-1].number, reversed(found))]
+        passed = (late[-1].time or 0.0) - (late[0].time or 0.0)
+        steps = late[0].number - late[-1].number
+        mean = passed * factor / steps if steps else None
+        return [*[None] * (len(found) - len(late)), *[mean] * len(late)]
+    if _is_since_start(found):
         result: list[float | None] = [None]
-        before = found[0]
-        for one in found[1:]:
+        for before, one in pairwise(found):
             span = one.number - before.number
-            since = ((one.time or 0.0) - (before.time or 0.0)) * (-1 if is_left else 1)
-            is_new = span > 0 and since > 0  # of times in whole seconds or minutes
-            is_early = is_left and 2 * before.number < found[-1].number  # and a guess
-            result.append(since * factor / span if is_new and not is_early else None)
-            before = one if is_new or span <= 0 else before
+            since = (one.time or 0.0) - (before.time or 0.0)
+            result.append(since * factor / span if span > 0 and since >= 0 else None)
         return result
     return [
         one.time * factor
@@ -344,15 +342,13 @@ def _durations(found: list[Report], factor: float) -> list[float | None]:
 
 
 def _is_since_start(found: list[Report]) -> bool:
+    """Whether times are those since the start, by their name or in proportion to the number."""
     known = [one.time for one in found if one.time is not None]
-    if len(known) < max(len(found), FEWEST + 1) or not _is_ascending(known):
-        return False
-    late = [
-        (one.number, (one.time or 0.0) / max(one.number, 1)) for one in found[len(found) // 2 :]
-    ]
-    each = [time for _, time in late]  # in proportion to the number, which must differ enough
-    is_linear = max(each) < _STEADY * min(each) and late[-1][0] > _STEADY**2 * late[0][0]
-    return found[0].is_bare or is_linear
+    half, end = found[len(found) // 2], found[-1]
+    more, longer = end.number / max(half.number, 1), (end.time or 0.0) / (half.time or math.inf)
+    is_linear = more > _STEADY**2 and 1 / _STEADY < longer / more < _STEADY
+    are_all = len(known) == len(found) > FEWEST
+    return are_all and (found[0].is_bare or is_linear) and _is_ascending(known)
 
 
 def _is_left(found: list[Report]) -> bool:

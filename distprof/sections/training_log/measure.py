@@ -24,12 +24,8 @@ from distprof.sections.training_log import (
 )
 from distprof.units import format_duration
 
-SLOW_RATIO = 1.2
-"""Ratio to the median of its neighbours above which an iteration is slow."""
-
-UNEVEN = 0.2
-"""Share of its excess from which an iteration is slow, although the next one is shorter."""
-
+SLOW_RATIO = 1.2  # Ratio to the median of its neighbours above which an iteration is slow
+UNEVEN = 0.2  # Share of its excess from which one is slow, although the next is shorter
 NEIGHBOURS = 101
 MAX_SLOWEST = 20
 MAX_KEPT = 512
@@ -39,12 +35,8 @@ BLOCK = 5
 MOST_BLOCKS = 200
 """Reports are compared in blocks of at least five: single slow ones do not make a block slow."""
 
-SLOWER_RATIO = 1.1
-"""Ratio to the usual duration from which a row of blocks is slow."""
-
-APART = 0.9
-"""Share of pairs of a slow and a usual report in which the slow one is longer."""
-
+SLOWER_RATIO = 1.1  # Ratio to the usual duration from which a row of blocks is slow
+APART = 0.9  # Share of pairs of a slow and a usual report in which the slow one is longer
 FEWEST_FEW, FEWEST_GROWING, FEWEST_RISING = 3, 6, 4
 """Fewest reports on both sides of a step, of a growth, and of one in which each takes longer."""
 
@@ -289,10 +281,9 @@ def _among_few(number: Int64Array, ns: Int64Array, span: Int64Array) -> SlowPeri
         or np.median(slow) < GROWN_RATIO * np.median(others)
     ):
         return None
-    rises = np.diff(ns)
-    jump = int(rises.argmax()) + 1
-    is_jump = rises.max() > _MOST_OF_GROWTH * np.ptp(ns) and 1 < jump < len(ns) - 1
-    if is_gradual and is_jump:
+    jump = int(np.diff(ns).argmax()) + 1
+    is_step = ns[jump] - ns[jump - 1] > _MOST_OF_GROWTH * np.ptp(ns) and 1 < jump < len(ns) - 1
+    if is_gradual and is_step:
         inside, others, is_gradual = np.arange(len(ns)) >= jump, ns[:jump], False
     return _slow_period(number, ns, span, inside, others, is_gradual=is_gradual)
 
@@ -300,10 +291,8 @@ def _among_few(number: Int64Array, ns: Int64Array, span: Int64Array) -> SlowPeri
 def _gap(ns: Int64Array, fewest: int = FEWEST_LAST) -> int:
     """Number of reports before the last ones, if a wide gap parts them; else 0."""
     at = far = 0
-    for k in range(FEWEST_LAST, len(ns) - fewest + 1):
+    for k in range(FEWEST_FEW - (len(ns) > FEWEST_RISING), len(ns) - fewest + 1):
         before, after = ns[:k], ns[k:]
-        if min(k, len(after)) < FEWEST_FEW and len(ns) < 2 * FEWEST_FEW - 1:
-            continue
         gap = after.min() - before.max()
         widest = max(np.ptp(before), np.ptp(after), (SLOW_RATIO - 1) * before.max())
         if min(k, len(after)) >= FEWEST_FEW and gap > widest:
