@@ -45,7 +45,7 @@ from numpy.typing import NDArray
 
 from distprof.bounds import Bound, patterns_beside
 from distprof.ingest.communication import collective_kind
-from distprof.ingest.files import beginning, decoded, refusing, whole
+from distprof.ingest.files import beginning, decoded, refusing, unwrapped, whole
 from distprof.ingest.kinds import Source, known_sources
 from distprof.ingest.kinds.logs import TRAINING_LOG, fits_training_log
 from distprof.ingest.metadata import parse_ranks
@@ -983,12 +983,12 @@ def _text(source: str) -> str:
     """A small text; empty for anything else."""
     start = beginning(source, SCALING_BOUND.num_bytes)
     is_text = b"\0" not in start and len(start) < SCALING_BOUND.num_bytes
-    return start.decode("utf-8", "replace") if is_text else ""
+    return unwrapped(start).decode("utf-8", "replace") if is_text else ""
 
 
 def read_scaling(source: str, of: Callable[[str], ScalingTable | None] = _scaling) -> ScalingTable:
     """Read throughput by the number of GPUs, or what else a function finds in a text."""
-    data = whole(source, SCALING_BOUND.num_bytes, _refuse_scaling)
+    data = unwrapped(whole(source, SCALING_BOUND.num_bytes, _refuse_scaling))
     return of(data.decode("utf-8", "replace")) or _refuse_scaling(source, "fewer than two")
 
 

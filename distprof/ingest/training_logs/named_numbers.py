@@ -17,7 +17,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
-from itertools import islice, pairwise
+from itertools import islice, pairwise, takewhile
 from statistics import median
 from typing import Any
 
@@ -48,8 +48,8 @@ _PHASES = _PATTERNS["phase"].groupindex.keys() - {"in", "exact", "value", "unit"
 """Groups of the phases of an iteration by the names that people give them."""
 
 _BARE = (b"time", b"elapsed", b"duration")
-_LONG_S, _MANY = 10.0, 10
-"""A time from here on, with this many steps since the last report, is that of all of them."""
+_STEADY, _FALLING = 1.2, 0.98
+_LONG_S, _MANY = 10.0, 10  # A time from here on, of so many steps, is that of all of them
 _LEAST_WHOLE = 0.95  # Share of its parts; the name of less is not that of the whole.
 _LEAST_LISTED, _MOST_LISTED = (
     50,
@@ -124,13 +124,16 @@ class PhasesGrammar(Grammar):
         self.name += " of epochs" * bool(_OF_EPOCHS.search(text))
         if _PATTERNS["compared"].search(block):  # times of several ways
             return
+        texts = [text]
         if head := _COLUMNS.search(text):
             names = head[1].split()
             rows = (line.split()[-len(names) :] for line in text[head.end() :].splitlines())
             named = (zip(names, row, strict=False) for row in rows)
-            text = "\n".join(" ".join(f"{name}: {value}" for name, value in row) for row in named)
-        lower = text.lower().encode()
-        self._found += _listed(lower) or islice(_phases(lower), MAX_KEPT)
+            table = "\n".join(" ".join(f"{name}: {value}" for name, value in row) for row in named)
+            texts.insert(0, table)
+        lower = (one.lower().encode() for one in texts)
+        found = ([*(_listed(one) or islice(_phases(one), MAX_KEPT))] for one in lower)
+        self._found += max(found, key=lambda some: len({name for name, *_ in some}))
 
     def finish(self) -> None:
         """Each phase that is named again begins the next iteration."""
@@ -190,8 +193,9 @@ class NamedNumbersGrammar(Grammar):
         factor = self._factor(found)
         span = round(median(b.number - a.number for a, b in pairwise(found)))
         usual = median([one.time for one in found if one.time is not None] or [0.0]) * factor
-        if span > 1 and found[0].is_bare and _by_stamps(found) is None:
-            is_of_all = usual >= _LONG_S and span >= _MANY and not _is_since_start(found)
+        is_of_step = found[0].is_bare and not (_is_left(found) or _is_since_start(found))
+        if span > 1 and is_of_step and _by_stamps(found) is None:
+            is_of_all = usual >= _LONG_S and span >= _MANY
             factor /= span if is_of_all else 1
             self.notes.append(NOTES["one_or_all"].format("all" if is_of_all else "one"))
         for one, duration in zip(found, _durations(found, factor), strict=True):
@@ -320,6 +324,12 @@ def of_the_usual_kind(found: list[Report], fewest: int = FEWEST) -> list[Report]
 
 def _durations(found: list[Report], factor: float) -> list[float | None]:
     """Seconds per step: as printed, from the time since the start, or from a rate of steps."""
+    if _is_left(found):  # The first ones are guesses.
+        late = [*takewhile(lambda one: 2 * one.number >= found[-1].number, reversed(found))]
+        passed = (late[-1].time or 0.0) - (late[0].time or 0.0)
+        steps = late[0].number - late[-1].number
+        mean = passed * factor / steps if steps else None
+        return [*[None] * (len(found) - len(late)), *[mean] * len(late)]
     if _is_since_start(found):
         result: list[float | None] = [None]
         for before, one in pairwise(found):
@@ -340,8 +350,20 @@ def _durations(found: list[Report], factor: float) -> list[float | None]:
 
 
 def _is_since_start(found: list[Report]) -> bool:
+    """Whether times are those since the start, by their name or in proportion to the number."""
     known = [one.time for one in found if one.time is not None]
-    return found[0].is_bare and len(known) == len(found) > FEWEST and _is_ascending(known)
+    half, end = found[len(found) // 2], found[-1]
+    more, longer = end.number / max(half.number, 1), (end.time or 0.0) / (half.time or math.inf)
+    is_linear = more > _STEADY**2 and 1 / _STEADY < longer / more < _STEADY
+    are_all = len(known) == len(found) > FEWEST
+    return are_all and (found[0].is_bare or is_linear) and _is_ascending(known)
+
+
+def _is_left(found: list[Report]) -> bool:
+    """Whether times are those that remain: they fall, whatever their name, and end near nothing."""
+    known = [one.time for one in found if one.time is not None]
+    falls = sum(b <= a for a, b in pairwise(known)) >= _FALLING * (len(known) - 1)
+    return len(known) == len(found) > _MANY and falls and known[-1] < 0.5 * known[0]
 
 
 def _is_ascending(times: list[float]) -> bool:

@@ -16,7 +16,7 @@ from msgspec.structs import asdict, replace
 
 from distprof.escape import shorten
 from distprof.hardware import load_sheet
-from distprof.ingest.files import DAMAGE, Blocks, opened, read_some, refusing
+from distprof.ingest.files import DAMAGE, Blocks, opened, read_some, refusing, unwrapped
 from distprof.ingest.training_logs.counters import CountersGrammar
 from distprof.ingest.training_logs.grammar import (
     AGAIN,
@@ -97,7 +97,7 @@ def holds_iterations(start: bytes, *, is_text: bool, least: int = 1) -> bool:
         return True
     if not is_text:
         return False
-    text = start.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    text = unwrapped(start.replace(b"\r\n", b"\n").replace(b"\r", b"\n"))
     candidates = Candidates()
     candidates.take(text)
     if any(len(grammar.rows) >= least for grammar in candidates.finished()):
@@ -211,7 +211,8 @@ def _slowest_run(source: str, start: bytes) -> TrainingLog | None:
         note = f"{RUN}1 in the text {what}: they cannot be compared."
         return replace(runs[0][1], notes=(note, *runs[0][1].notes))
     what, times = _times([log for _, log in runs])
-    if len(runs) < 2 or not all(times):
+    are_titles = len({name for name, _ in runs}) == len(runs)  # else the program prints them
+    if len(runs) < 2 or not are_titles or not all(times):
         return None
     pairs = _pairs([name for name, _ in runs]) or [
         (times.index(max(times)), times.index(min(times)))

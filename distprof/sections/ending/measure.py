@@ -173,7 +173,9 @@ def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
     is_one_host = all(e.number("rank") == e.number("local") for e in tables)
     # The last line of each file that a failure, or an exception of a program itself, is in
     ended = (*words().kinds["precedence"], "cancelled", "local_exit", "exit")
-    failed = {e.file: e.line for e in events if e.yields in ended and e.name != "srun-exit"}
+    echoes = ("srun-exit", "SignalException")  # of what ended the run
+    named = ((e, f"{e.name} {e.fields.get('type')}") for e in events if e.yields in ended)
+    failed = {e.file: e.line for e, name in named if not name.endswith(echoes)}
     stood = {e.file: e.line for e in events if e.yields in (*ended, *OF_WATCHDOGS)}
     thrown = (e for e in events if e.yields == "exception" and (_is_own(e) or _is_interrupt(e)))
     raised = {e.file: e.line for e in thrown}

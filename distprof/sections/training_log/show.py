@@ -35,9 +35,7 @@ MOST_REST_RATIO = 0.3
 
 MOST_PARTS = 4
 
-_FEW_REPORTS, _FAR_LONGER = 3, 10
-"""Up to this many reports, someone chose them one by one."""
-
+_FEW_REPORTS, _FAR_LONGER = 3, 10  # Up to this many reports, someone chose them one by one
 _FEWEST_RISING = 5  # Reports that each take longer, which is rarely chance
 _SKEWED = 1.5  # Ratio of the mean to the median
 _FEWEST_MODES = 6  # Reports in which two groups are looked for
