@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from itertools import chain, dropwhile, repeat, takewhile
+from itertools import chain, dropwhile, product, repeat, takewhile
 from math import isclose
 
 import msgspec
@@ -41,6 +41,8 @@ _MOST_ERROR = 0.25
 _SAME = 0.01
 """Times of one run differ by no more, as their shares are rounded."""
 _TOTALS = ("self_cpu_ns", "self_device_ns")
+_TIMES = ("Self {}", "{} total")  # columns, by the device
+_SUMS = ("total", "sum")  # names of rows that are no operators
 _TEXTS = ("Name", "Overload Name", "Full Name", "Input Shapes", "Source Location")
 _CALLS = ("# of Calls", "Number of Calls", "Calls", "Occurrences")
 _DRAWN = str.maketrans("│┃║¦", "||||")
@@ -194,9 +196,9 @@ def _operators(source: str, every: Sequence[str], *, is_second: bool = False) ->
     columns, prefix, first = header
     device = next((m[1] for m in map(_PATTERNS["of_device"].fullmatch, columns) if m), "")
     operators: list[TableOperator] = []
-    whole = {what: _Whole() for what in ("CPU", device or "CUDA")}
     totals: dict[str, int | None] = {}
-    num_broken, notes, others = 0, list[str](), list[str]()
+    rows, others = list[dict[str, str]](), list[str]()
+    num_broken, notes = 0, list[str]()
     for line in chain(first, (line.removeprefix(prefix) for line in lines)):
         if total := _PATTERNS["total"].match(line.strip()):
             totals.setdefault(total[1], _ns(total[2].strip()))
@@ -204,20 +206,24 @@ def _operators(source: str, every: Sequence[str], *, is_second: bool = False) ->
             others = [line, *lines]
             break
         elif line.strip(_RULES) and not totals:
-            row = _row(line, columns, is_last=line == last)
-            made = _operator(row, device)
-            num_broken += made is None and "0.000us" not in row.values()  # [memory] has no time
-            if made is not None:
-                are_filled = [one.take_all(row, what) for what, one in whole.items()]
-                again = _operator(row, device) if any(are_filled) else None
-                operators.append(again or made)
-            if len(operators) > MAX_ROWS:
-                _refuse(source, f"more than {MAX_ROWS:,} rows")
+            rows.append(_row(line, columns, is_last=line == last))
+        if len(rows) > MAX_ROWS:
+            _refuse(source, f"more than {MAX_ROWS:,} rows")
+    whole = {what: _Whole(totals.get(what)) for what in ("CPU", device or "CUDA")}
+    for row, (what, one) in product(rows, whole.items()):
+        one.take_all(row, what)
+    for row in rows:
+        for what, one in whole.items():
+            one.fill(row, what)
+        made = _operator(row, device)
+        num_broken += made is None and "0.000us" not in row.values()  # [memory] has no time
+        if made is not None and made.name.lower() not in _SUMS:
+            operators.append(made)
     if not operators:
         _refuse(source, f"no readable row, {num_broken:,} unreadable rows")
     notes += [f"Unreadable rows, skipped: {num_broken:,}."] * (num_broken > 0)
     if not device and any(re.fullmatch(r"(?!CPU)\w+ total", name) for name in columns):
-        notes.append("The table has no own times of the GPU (PyTorch before 1.7).")
+        notes.append("The table has no own times of the GPU.")
     known = {w: one.ns if totals.get(w) is None else totals[w] for w, one in whole.items()}
     # What an operator calls takes at least its time: if that is more than all rows, some are cut.
     inside = max((one.device_ns for one in operators if "aten::" in one.name), default=0)
@@ -271,7 +277,7 @@ def _header(line: str) -> tuple[list[str], str, list[str]] | None:
     if found := _PATTERNS["header"].match(line):
         before = found[1].rstrip()
         _, *columns = _PATTERNS["column"].findall(line[len(found[1]) :])
-        return ["Name", *columns], before, []
+        return ["Name", *_today(columns)], before, []
     if not _PATTERNS["headless"].match(line):
         return None
     known: dict[str, list[str]] = table_beside(__package__, "operator_table.toml")["columns"]
@@ -282,6 +288,17 @@ def _header(line: str) -> tuple[list[str], str, list[str]] | None:
             return None
         columns, rest = columns + known[signs], rest[len(signs) :]
     return columns, "", [line]
+
+
+def _today(columns: Iterable[str]) -> list[str]:
+    """Columns by the names that torch gives them: what people type has a time or a GPU instead."""
+    names = [re.sub(r"(?<= )[TA](?=otal|ime|vg)", lambda one: one[0].lower(), n) for n in columns]
+    names = [re.sub(r"\bGPU\b", "CUDA", name) for name in names]
+    totals = {name: re.sub(" time$", " total", name) for name in names}
+    return [
+        re.sub(r"^(Self \w+) total", r"\1", name if totals[name] in names else totals[name])
+        for name in names
+    ]
 
 
 def _sign(value: str) -> str:
@@ -318,8 +335,10 @@ def _row(line: str, columns: Sequence[str], *, is_last: bool) -> dict[str, str]:
 class _Whole:
     """The time of all rows, by the share of a row that is printed most exactly."""
 
-    ns: int | None = None
-    _error: float = _MOST_ERROR
+    def __init__(self, ns: int | None = None) -> None:
+        self.ns = ns
+        self._error = _MOST_ERROR if ns is None else 0.0
+        self._most: float | None = None  # Of the times with calls and the shares without them
 
     def take(self, spent: int | None, share: str, *, is_bound: bool = False) -> None:
         """Add a row, with its share in percent; one that is coarse, or 0, may be a bound."""
@@ -332,18 +351,27 @@ class _Whole:
         elif self._error == _MOST_ERROR and (is_bound or not percent):  # at least this much
             self.ns = max(self.ns or 0, round(spent / (percent + half) * 100))
 
-    def take_all(self, row: dict[str, str], what: str) -> bool:
-        """Add a row of columns; whether a time in it that is cut was filled from its share."""
-        is_filled = False
-        for column in map(str.format, ("Self {}", "Self {} total", "{} total"), repeat(what)):
+    def take_all(self, row: dict[str, str], what: str) -> None:
+        """Add a row of columns."""
+        for column in map(str.format, _TIMES, repeat(what)):
             share, sign, _ = row.get(f"{column} %", "").partition("%")
             ns = _ns(row.get(column, "")) if sign else 0  # a share without it is cut off
             is_cpu = what == "CPU"
             self.take(ns, share if is_cpu or share.strip("0.") else "", is_bound=not is_cpu)
-            if ns is None and _PATTERNS["share"].fullmatch(share) and self._error < _SAME:
+            inside = _ns(row.get(f"{what} total", "")) or 0
+            if sign and ns is None and inside and _PATTERNS["share"].fullmatch(share):
+                bound = inside / max(float(share), 0.01) * 100
+                self._most = min(self._most or bound, bound)
+
+    def fill(self, row: dict[str, str], what: str) -> None:
+        """Times that are cut, or that the table does not print, by their shares."""
+        if self.ns is None and self._most:
+            self.ns, self._error = round(self._most), 0.0
+        for column in map(str.format, _TIMES, repeat(what)):
+            share, sign, _ = row.get(f"{column} %", "").partition("%")
+            is_cut = _ns(row.get(column, "")) is None and self._error < _SAME
+            if sign and is_cut and _PATTERNS["share"].fullmatch(share):
                 row[column] = f"{round((self.ns or 0) * float(share) / 100)}ns"
-                is_filled = True
-        return is_filled
 
 
 def _kind(name: str) -> CollectiveKind:
@@ -364,9 +392,9 @@ def _operator(row: Mapping[str, str], device: str) -> TableOperator | None:
         name=name[:MAX_NAME],
         kind=_kind(name),
         num_calls=int(calls),
-        self_cpu_ns=ns.get("Self CPU", ns.get("Self CPU total", 0)),
+        self_cpu_ns=ns.get("Self CPU", 0),
         cpu_ns=ns.get("CPU total", 0),
-        self_device_ns=ns.get(f"Self {device}", ns.get(f"Self {device} total", 0)),
+        self_device_ns=ns.get(f"Self {device}", 0),
         device_ns=ns.get(f"{device or 'CUDA'} total", 0),
     )
 

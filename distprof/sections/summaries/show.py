@@ -187,7 +187,12 @@ _FEW_CALLS, _COLD_CALLS = 2, 10
 _MANY_CALLS, _SHORT_NS, _SPAN_NS = 10_000, 5_000, 100_000
 """Kernels or copies this short, or with so little CPU time each, wait for their launches."""
 
-_FOLDERS = re.compile(r"^\S{0,250}site-packages[/\\]|^(?:[A-Z]:)?[/\\]\S{0,250}[/\\](?=\S+:\d+\()")
+_FOLDERS = re.compile(
+    r"^\S{0,250}site-packages[/\\]|^(?:[A-Z]:)?[/\\]\S{0,250}[/\\](?=\S+:\d+\()"
+    r"|^void (?:at::(?:native|cuda)::)?(?:\(anonymous namespace\)::)?"
+    r"|(?<=[\w>])\((?=[^()]{0,99}(?:\*|::|Args)).*"
+)
+"""What names are shorter without: folders, namespaces of torch and arguments of kernels."""
 
 _FEWEST_ROWS = 2
 """A table that shows fewer, and no total, is an excerpt that says nothing of the whole."""
@@ -344,7 +349,7 @@ def scaling_lines(result: ScalingTableResult) -> list[str]:
 
 def _named(row: TableRow) -> str:
     """The name of an operator or a function, without the folders of its file."""
-    name, *_ = re.split(r", (?:stashed )?seq=", row.name, maxsplit=1)
+    name, *_ = re.split(r", (?:stashed )?seq=", row.name.replace("...", "…"), maxsplit=1)
     return shorten(_FOLDERS.sub("", name), _MAX_NAME)
 
 
@@ -607,6 +612,7 @@ def _with_calls(rows: list[TableRow], field: str, what: str, whole: int) -> list
     top, most, calls = rows[0], getattr(rows[0], field), rows[0].num_calls
     inside = [row for row in rows[1:] if row.num_calls == calls]
     inside = [row for row in inside if getattr(row, field) >= _SAME_SPEED * most]
+    inside = [row for row in inside if len({row.kind, top.kind, "computation"}) < 3]  # noqa: PLR2004
     each = f" in {calls:,} calls of {format_duration(most / calls)}" if calls > 1 else ""
     text = f"{_named(top)} and what it calls take longest on the {what}"
     of = f" of {format_duration(whole)} ({format_ratio(most / whole)})" if whole >= most > 0 else ""
@@ -676,6 +682,8 @@ def _operators(result: OperatorTableResult) -> list[str]:
     lead = []
     if busy and busy < MIN_BUSY_RATIO:
         lead = [_say("idle", busy=busy), *_known_work(result)]
+        if len(lead) > 1 and _WAITING in lead[1]:
+            lead = [lead[1], _say("idle after waits", busy=busy)]
         if max(row.num_calls for row in result.rows if row.cpu_ns or row.device_ns) <= _FEW_CALLS:
             lead.append(_TABLE["first"])
     first = next((part for part in result.parts if part.num_calls is not None), None)
