@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from itertools import chain, dropwhile, product, repeat, takewhile
+from itertools import chain, dropwhile, pairwise, product, repeat, takewhile
 from math import isclose
 
 import msgspec
@@ -25,7 +25,7 @@ from distprof.bounds import Bound, patterns_beside, table_beside
 from distprof.config import CommunicationConfig
 from distprof.errors import InputError
 from distprof.ingest.communication import classifier_for, collective_kind
-from distprof.ingest.files import beginning, begins_object, refusing, whole
+from distprof.ingest.files import beginning, begins_object, refusing, untagged, whole
 from distprof.ingest.kinds import Source
 from distprof.run.evidence import OperatorTable, TableOperator
 from distprof.terms import CollectiveKind
@@ -41,6 +41,7 @@ _MOST_ERROR = 0.25
 _SAME = 0.01
 """Times of one run differ by no more, as their shares are rounded."""
 _TOTALS = ("self_cpu_ns", "self_device_ns")
+_MOST_TABLES = 3  # after the first
 _TIMES = ("Self {}", "{} total")  # columns, by the device
 _SUMS = ("total", "sum")  # names of rows that are no operators
 _TEXTS = ("Name", "Overload Name", "Full Name", "Input Shapes", "Source Location")
@@ -78,22 +79,44 @@ def _layouts() -> tuple[tuple[re.Pattern[str], _Layout], ...]:
 def fits_operator_table(source: str) -> bool:
     """Whether a file holds such a table near its beginning; never raises for other files."""
     data = beginning(source, _SNIFFED_BYTES)
-    start = "" if begins_object(data) else data.decode("utf-8", "replace")
+    start = "" if begins_object(data) else _plain(data)
     own = (_PATTERNS[name] for name in ("header", "headless", "event"))
     headers = chain(own, (header for header, _ in _layouts()))
-    return bool(start) and any(header.search(start.translate(_DRAWN)) for header in headers)
+    return bool(start) and any(header.search(start) for header in headers)
 
 
 def read_operator_table(source: str) -> OperatorTable:
     """Read the first table of a file; InputError if it cannot be read or has no row."""
     data = whole(source, BOUND.num_bytes, _refuse)
-    text = re.sub(r"\0|</?b>", "", data.decode("utf-8-sig", "replace")).translate(_DRAWN)
+    text = _plain(data)
     if not _PATTERNS["header"].search(text):
         for header, layout in _layouts():
             if found := header.search(text):
                 return _listed(source, text, found, layout)
         text = _events(text) or text
-    return _operators(source, [*_rooted(text.splitlines())])
+    return _operators(source, [*_rooted(_whole_lines(text.splitlines()))])
+
+
+def _plain(data: bytes) -> str:
+    """Text without tags, with bars instead of what a terminal draws."""
+    return untagged(data.decode("utf-8-sig", "replace").replace("\0", "")).translate(_DRAWN)
+
+
+def _whole_lines(lines: Sequence[str]) -> Iterator[str]:
+    """Lines, of which those of tables that a terminal cut after so many characters are joined.
+
+    Each has as many pieces as the first ruler, which is one of three.
+    """
+    rulers = map(_PATTERNS["ruler"].fullmatch, lines)
+    at = next((i for i, both in enumerate(pairwise(rulers)) if all(both)), len(lines))
+    yield from lines[:at]
+    num = len([*takewhile(_PATTERNS["ruler"].fullmatch, lines[at:])])
+    left, width = 3, max(map(len, lines[at : at + num]), default=0)
+    while at < len(lines) and left:
+        pieces, at = lines[at : at + num], at + num
+        left -= bool(_PATTERNS["ruler"].fullmatch(pieces[0]))
+        yield "".join(piece.ljust(width) for piece in pieces)
+    yield from _whole_lines(lines[at:]) if at < len(lines) else ()
 
 
 def _events(text: str) -> str:
@@ -186,8 +209,8 @@ def _scaled(printed: str, scale: float) -> int:
     return 0
 
 
-def _operators(source: str, every: Sequence[str], *, is_second: bool = False) -> OperatorTable:
-    """The first table among lines, whatever is between its columns, and the one after it."""
+def _operators(source: str, every: Sequence[str], num_before: int = 0) -> OperatorTable:
+    """The first table among lines, whatever is between its columns, and those after it."""
     lines = _rows(every)
     last = next((line for line in reversed(every) if line.strip(_EDGES + "-")), "")
     header = next((one for one in map(_header, lines) if one), None)
@@ -237,10 +260,10 @@ def _operators(source: str, every: Sequence[str], *, is_second: bool = False) ->
         notes=tuple(notes),
         is_from_top=not first,
     )
-    if others and not is_second:
+    if others and num_before < _MOST_TABLES:
         with suppress(InputError):
-            return _with_second(table, _operators(source, others, is_second=True))
-    left_out = ("Only the first two tables are read: keep each in a file of its own.",)
+            return _with_second(table, _operators(source, others, num_before + 1))
+    left_out = (f"Only {num_before + 1} tables are read: keep each in a file of its own.",)
     return msgspec.structs.replace(table, notes=table.notes + left_out) if others else table
 
 
@@ -257,6 +280,7 @@ def _with_second(table: OperatorTable, second: OperatorTable) -> OperatorTable:
         table,
         operators=(*table.operators, *more),
         is_from_top=False,
+        second=second.second,
         **{at: one or other for at, (one, other) in totals.items()},
     )
 

@@ -13,6 +13,7 @@ from distprof.escape import shorten
 from distprof.sections.base import VerdictText
 from distprof.sections.parts import is_recorded
 from distprof.sections.summaries import (
+    COLLECTIVES,
     CollectiveSummaryResult,
     InputReadinessResult,
     OperatorTableResult,
@@ -181,6 +182,7 @@ MIN_NAMED_RATIO, MIN_LAUNCH_RATIO = 0.08, 0.05
 """Share of the CPU's time from which a name, and launches of kernels, are worth a sentence."""
 
 _STEP = "ProfilerStep"
+_ORDINALS = ("second", "third", "fourth")
 _LAUNCHING, _WAITING = "launching kernels", "waiting for the GPU"
 _IN_CALLS = " in calls of CUDA"
 _FEW_CALLS, _COLD_CALLS = 2, 10
@@ -655,19 +657,22 @@ def _with_second(result: OperatorTableResult) -> list[str]:
         said.append(_say("spans", rows=_longest(spans, "self_device_ns")))
     if second is None:
         return said
-    there = f"The second table: {' '.join(_operators(second)[:2])}"
+    there, other = list[str](), result
+    for which in _ORDINALS:
+        if other := other and other.second:
+            there.append(f"The {which} table: {' '.join(_operators(other)[:2])}")
     devices = [(t.self_device_ns or 0) * t.has_device_total for t in (result, second)]
     chip = "GPU" if all(devices) else "CPU"
     wholes = devices if all(devices) else [t.self_cpu_ns or 0 for t in (result, second)]
     least, most = sorted(wholes)
     if not least:
-        return [said[0], there, *said[1:]]
+        return [said[0], *there, *said[1:]]
     kind = "longer there" if wholes[1] > wholes[0] else "shorter there"
     kind = kind if most > _ALSO * least else "alike there"
     times = {"most": most, "least": least, "first": wholes[0], "second": wholes[1]}
     differs = _say(kind, chip=chip, ratio=most / least, **times)
     lead = [differs, said[0]] if most > _DIFFERS * least else [said[0], differs]
-    return [*lead, there, *said[1:]]
+    return [*lead, *there, *said[1:]]
 
 
 def _operators(result: OperatorTableResult) -> list[str]:
@@ -706,6 +711,11 @@ def _operators(result: OperatorTableResult) -> list[str]:
 def _most(result: OperatorTableResult, first: TablePart) -> list[str]:
     """What takes the device most: a row, or kernels that do the same."""
     chip, whole, spent = _chip(result), result.self_device_ns or 0, first.device_ns
+    together = sum(part.device_ns for part in result.parts if part.kind in COLLECTIVES)
+    if together > spent:
+        most, share = "Most" if 2 * together >= whole else "The largest part", _share(together, whole)
+        said = _say("most of a kind", most=most, name="collectives", chip=chip, share=share)
+        return [said, _TABLE["communication"]["trace"]]
     is_unknown = first.kind == "computation"
     top = next((row for row in result.rows if is_unknown or row.kind == first.kind), result.rows[0])
     is_most, is_named = 2 * top.self_device_ns >= whole, first.kind in _TABLE["kernel"]
