@@ -708,7 +708,7 @@ def _scaling(text: str) -> ScalingTable | None:
             pairs = {count: rate for (_, count), rate in related.items()}
     if _PATTERNS["of_loader"].search(text) and len(pairs) > 1:
         if not any(_counts(re.sub("(?i)worker", "", line)) for line in lines):
-            return _by_name({f"{n} worker{'s' * (n != 1)}": r for n, r in pairs.items()}, "ways")
+            return _by_name({f"num_workers={n}": rate for n, rate in pairs.items()}, "ways")
     if len(pairs) < 2 or 0 in pairs or [*pairs] not in (sorted(pairs), sorted(pairs, reverse=True)):
         return None
     is_of_steps = kind == "iterations" or (kind == "time" and "epoch" not in text.lower())
