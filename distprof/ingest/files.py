@@ -323,12 +323,9 @@ def unwrapped(block: bytes) -> bytes:
 
 def untagged(text: str) -> str:
     """Text without the tags of HTML around it: cells of its tables between tabs."""
-    text = re.sub(r"(?i)</t[dh]>\s{0,40}<t[dh]\b[^<>]{0,99}>", "\t", text) if "<t" in text else text
-    return re.sub(r"(?i)</?(?:t(?:able|body|head|[rdh])|pre|b)\b[^<>]{0,99}>", _of_tag, text)
-
-
-def _of_tag(tag: re.Match[str]) -> str:
-    return "\n" * (tag[0].lower() not in ("<b>", "</b>"))
+    text = re.sub(r"(?i)</?b>", "", text)
+    text = re.sub(r"(?i)</t[dh]>\s{0,40}<t[dh]\b[^<>]{0,99}>", "\t", text)
+    return re.sub(r"(?i)</?(?:t(?:able|body|head|[rdh])|pre)\b[^<>]{0,99}>", "\n", text)
 
 
 def _text_of(line: bytes) -> bytes:

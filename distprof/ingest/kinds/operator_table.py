@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from itertools import chain, dropwhile, pairwise, product, repeat, takewhile
+from itertools import chain, dropwhile, pairwise, product, takewhile
 from math import isclose
 
 import msgspec
@@ -42,7 +42,6 @@ _SAME = 0.01
 """Times of one run differ by no more, as their shares are rounded."""
 _TOTALS = ("self_cpu_ns", "self_device_ns")
 _MOST_TABLES = 3  # after the first
-_TIMES = ("Self {}", "{} total")  # columns, by the device
 _SUMS = ("total", "sum")  # names of rows that are no operators
 _TEXTS = ("Name", "Overload Name", "Full Name", "Input Shapes", "Source Location")
 _CALLS = ("# of Calls", "Number of Calls", "Calls", "Occurrences")
@@ -87,8 +86,7 @@ def fits_operator_table(source: str) -> bool:
 
 def read_operator_table(source: str) -> OperatorTable:
     """Read the first table of a file; InputError if it cannot be read or has no row."""
-    data = whole(source, BOUND.num_bytes, _refuse)
-    text = _plain(data)
+    text = _plain(whole(source, BOUND.num_bytes, _refuse))
     if not _PATTERNS["header"].search(text):
         for header, layout in _layouts():
             if found := header.search(text):
@@ -247,7 +245,7 @@ def _operators(source: str, every: Sequence[str], num_before: int = 0) -> Operat
     notes += [f"Unreadable rows, skipped: {num_broken:,}."] * (num_broken > 0)
     if not device and any(re.fullmatch(r"(?!CPU)\w+ total", name) for name in columns):
         notes.append("The table has no own times of the GPU.")
-    known = {w: one.ns if totals.get(w) is None else totals[w] for w, one in whole.items()}
+    known = {what: one.ns for what, one in whole.items()}
     # What an operator calls takes at least its time: if that is more than all rows, some are cut.
     inside = max((one.device_ns for one in operators if "aten::" in one.name), default=0)
     if not known.get(device) and inside > 2 * sum(one.self_device_ns for one in operators) > 0:
@@ -300,8 +298,10 @@ def _header(line: str) -> tuple[list[str], str, list[str]] | None:
     """Columns, what a launcher prints before them, and the line itself if it is a row."""
     if found := _PATTERNS["header"].match(line):
         before = found[1].rstrip()
-        _, *columns = _PATTERNS["column"].findall(line[len(found[1]) :])
-        return ["Name", *_today(columns)], before, []
+        head = re.sub(" [TA](?=otal|ime|vg)", lambda one: one[0].lower(), line[len(found[1]) :])
+        head = re.sub(r"\b(\w+) time\b(?! avg)(?!.*\b\1 total\b)", r"\1 total", head)
+        head = re.sub(r"(Self \w+) total", r"\1", head.replace("GPU", "CUDA"))  # as torch prints it
+        return ["Name", *_PATTERNS["column"].findall(head)[1:]], before, []
     if not _PATTERNS["headless"].match(line):
         return None
     known: dict[str, list[str]] = table_beside(__package__, "operator_table.toml")["columns"]
@@ -312,17 +312,6 @@ def _header(line: str) -> tuple[list[str], str, list[str]] | None:
             return None
         columns, rest = columns + known[signs], rest[len(signs) :]
     return columns, "", [line]
-
-
-def _today(columns: Iterable[str]) -> list[str]:
-    """Columns by the names that torch gives them: what people type has a time or a GPU instead."""
-    names = [re.sub(r"(?<= )[TA](?=otal|ime|vg)", lambda one: one[0].lower(), n) for n in columns]
-    names = [re.sub(r"\bGPU\b", "CUDA", name) for name in names]
-    totals = {name: re.sub(" time$", " total", name) for name in names}
-    return [
-        re.sub(r"^(Self \w+) total", r"\1", name if totals[name] in names else totals[name])
-        for name in names
-    ]
 
 
 def _sign(value: str) -> str:
@@ -377,25 +366,28 @@ class _Whole:
 
     def take_all(self, row: dict[str, str], what: str) -> None:
         """Add a row of columns."""
-        for column in map(str.format, _TIMES, repeat(what)):
-            share, sign, _ = row.get(f"{column} %", "").partition("%")
-            ns = _ns(row.get(column, "")) if sign else 0  # a share without it is cut off
+        for column, share in _shares(row, what):
+            ns, inside = (_ns(row.get(name, "")) for name in (column, f"{what} total"))
             is_cpu = what == "CPU"
             self.take(ns, share if is_cpu or share.strip("0.") else "", is_bound=not is_cpu)
-            inside = _ns(row.get(f"{what} total", "")) or 0
-            if sign and ns is None and inside and _PATTERNS["share"].fullmatch(share):
-                bound = inside / max(float(share), 0.01) * 100
-                self._most = min(self._most or bound, bound)
+            if ns is None and inside:
+                self._most = min(self._most or inside * 1e4, inside / max(float(share), 0.01) * 100)
 
     def fill(self, row: dict[str, str], what: str) -> None:
         """Times that are cut, or that the table does not print, by their shares."""
         if self.ns is None and self._most:
             self.ns, self._error = round(self._most), 0.0
-        for column in map(str.format, _TIMES, repeat(what)):
-            share, sign, _ = row.get(f"{column} %", "").partition("%")
-            is_cut = _ns(row.get(column, "")) is None and self._error < _SAME
-            if sign and is_cut and _PATTERNS["share"].fullmatch(share):
+        for column, share in _shares(row, what) if self._error < _SAME else ():
+            if _ns(row.get(column, "")) is None:
                 row[column] = f"{round((self.ns or 0) * float(share) / 100)}ns"
+
+
+def _shares(row: Mapping[str, str], what: str) -> Iterator[tuple[str, str]]:
+    """Columns of times of a device, and their shares in percent, unless they are cut."""
+    for column in (f"Self {what}", f"{what} total"):
+        share, sign, _ = row.get(f"{column} %", "").partition("%")
+        if sign and _PATTERNS["share"].fullmatch(share):
+            yield column, share
 
 
 def _kind(name: str) -> CollectiveKind:

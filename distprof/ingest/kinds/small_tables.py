@@ -514,7 +514,9 @@ def _labels(row: Sequence[str], *, is_turned: bool) -> tuple[str, dict[int, str]
     head = next(filter(None, row), "")
     of = "nodes" if any(map(_PATTERNS["of_nodes"].match, map(str.lower, row))) else "GPUs"
     if _PATTERNS["head_of_counts"].search(head):
-        return of, {at: one for at, one in enumerate(row) if one != head and _number_in(one) is not None}
+        return of, {
+            at: one for at, one in enumerate(row) if one != head and _number_in(one) is not None
+        }
     known = {at: one for at, one in enumerate(row) if is_way(one) or is_count(one)}
     if len(known) > 1 and all(map(is_count, known.values())):
         return of, known
@@ -706,9 +708,9 @@ def _scaling(text: str) -> ScalingTable | None:
             is_of_each = any(map(_PATTERNS["of_iterations"].search, lines))
             kind, of = "iterations" if is_of_each else "time", next(iter(related))[0]
             pairs = {count: rate for (_, count), rate in related.items()}
-    if _PATTERNS["of_loader"].search(text) and len(pairs) > 1:
-        if not any(_counts(re.sub("(?i)worker", "", line)) for line in lines):
-            return _by_name({f"num_workers={n}": rate for n, rate in pairs.items()}, "ways")
+    of_others = any(_counts(re.sub("(?i)worker", "", line)) for line in lines)
+    if len(pairs) > 1 and _PATTERNS["of_loader"].search(text) and not of_others:
+        return _by_name({f"num_workers={n}": rate for n, rate in pairs.items()}, "ways")
     if len(pairs) < 2 or 0 in pairs or [*pairs] not in (sorted(pairs), sorted(pairs, reverse=True)):
         return None
     is_of_steps = kind == "iterations" or (kind == "time" and "epoch" not in text.lower())
@@ -860,17 +862,12 @@ def _speed(cell: str, *says: str) -> tuple[str, float] | None:
 
 def _sides(rows: Iterable[_Row], *of: str) -> ScalingTable | None:
     """The median share that each of several ways has of the speed of the fastest."""
-    ways = [row for row in rows if row.of in of]
+    ways = [row for row in rows if row.of in of and not _PATTERNS["of_calls"].match(row.name)]
     ways = [row for row in ways if not _PATTERNS["part"].search(row.name)] or ways
     if not ways:
         return None
     names, kind = mode((row.names, row.kind) for row in ways)
     alike = [row for row in ways if (row.names, row.kind) == (names, kind)]
-    if all(_PATTERNS["of_calls"].match(row.name) for row in alike):  # parts of one time
-        each = zip(*(row.rates for row in alike), strict=True)
-        sums = [1 / sum(1 / rate for rate in rates) for rates in each]
-        note = f"These are sums of {len(alike)} rows."
-        return _by_name(dict(zip(names, sums, strict=True)), "ways", note)
     shares = ([rate / max(row.rates) for rate in row.rates] for row in alike)
     usual = map(median, zip(*shares, strict=True))
     by_name = dict(zip(names, usual, strict=True))
@@ -934,7 +931,8 @@ def _ways(said: Sequence[_Said]) -> ScalingTable | None:
     if batches.keys() == chosen.keys() and said[0].kind == "iterations":
         chosen = {name: rate * int(batches[name][1]) for name, rate in chosen.items()}
     slowest, fastest = min(chosen.values(), default=1), max(chosen.values(), default=1)
-    differs = slowest < _SAME_SPEED * fastest or chosen is below
+    differs = slowest < _SAME_SPEED * fastest or chosen is below or said[0].kind == "iterations"
+    differs &= not any(map(_PATTERNS["of_calls"].match, chosen))
     are_alike = said[0].kind != "time" or fastest < _MOST_APART * slowest
     return _by_name(chosen, "ways") if chosen and differs and are_alike else None
 
@@ -992,9 +990,8 @@ def fits_scaling(source: str) -> bool:
     counts = {count[:2] for heading in headings for count in _counts(heading)}
     table = _scaling(text)
     least = 1 if table and table.names else _FEWEST_REPORTS
-    if table is None or (table.names and fits_operator_table(source)):
-        return False
-    return len(counts) > 1 or not fits_training_log(source, least=least)
+    is_told = table and not (table.names and fits_operator_table(source))
+    return bool(is_told) and (len(counts) > 1 or not fits_training_log(source, least=least))
 
 
 def _text(source: str) -> str:

@@ -614,7 +614,7 @@ def _with_calls(rows: list[TableRow], field: str, what: str, whole: int) -> list
     top, most, calls = rows[0], getattr(rows[0], field), rows[0].num_calls
     inside = [row for row in rows[1:] if row.num_calls == calls]
     inside = [row for row in inside if getattr(row, field) >= _SAME_SPEED * most]
-    inside = [row for row in inside if len({row.kind, top.kind, "computation"}) < 3]  # noqa: PLR2004
+    inside = [row for row in inside if len({row.kind, top.kind, "computation"}) < 3]
     each = f" in {calls:,} calls of {format_duration(most / calls)}" if calls > 1 else ""
     text = f"{_named(top)} and what it calls take longest on the {what}"
     of = f" of {format_duration(whole)} ({format_ratio(most / whole)})" if whole >= most > 0 else ""
@@ -713,7 +713,10 @@ def _most(result: OperatorTableResult, first: TablePart) -> list[str]:
     chip, whole, spent = _chip(result), result.self_device_ns or 0, first.device_ns
     together = sum(part.device_ns for part in result.parts if part.kind in COLLECTIVES)
     if together > spent:
-        most, share = "Most" if 2 * together >= whole else "The largest part", _share(together, whole)
+        most, share = (
+            "Most" if 2 * together >= whole else "The largest part",
+            _share(together, whole),
+        )
         said = _say("most of a kind", most=most, name="collectives", chip=chip, share=share)
         return [said, _TABLE["communication"]["trace"]]
     is_unknown = first.kind == "computation"
