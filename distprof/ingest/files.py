@@ -323,7 +323,7 @@ def unwrapped(block: bytes) -> bytes:
 
 def untagged(text: str) -> str:
     """Text without the tags of HTML around it: cells of its tables between tabs."""
-    text = re.sub(r"(?i)</?b>", "", text)
+    text = re.sub(r"(?i)</?br?\b ?/?>", " ", text)
     text = re.sub(r"(?i)</t[dh]>\s{0,40}<t[dh]\b[^<>]{0,99}>", "\t", text)
     return re.sub(r"(?i)</?(?:t(?:able|body|head|[rdh])|pre)\b[^<>]{0,99}>", "\n", text)
 

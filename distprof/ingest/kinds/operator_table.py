@@ -101,7 +101,7 @@ def _plain(data: bytes) -> str:
 
 
 def _whole_lines(lines: Sequence[str]) -> Iterator[str]:
-    """Lines, of which those of tables that a terminal cut after so many characters are joined.
+    """Lines, of which those of tables that a terminal cut at its width are joined.
 
     Each has as many pieces as the first ruler, which is one of three.
     """

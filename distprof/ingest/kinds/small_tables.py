@@ -1,24 +1,9 @@
 """Small tables of other programs: tokens per expert, readiness of input, collectives by rank.
 
-Tokens per expert are JSON in one of three forms, each with a list of counts per layer, one count
-per expert. In the first, ``layers`` are names, and ``num_experts`` is checked if present::
-
-    {"domains": {"code": [[…], …], "prose": [[…], …]}, "layers": [0, 7], "top_k": 8, "model": "…"}
-    {"layers": [[…], …], "top_k": 2}
-    [[…], …]
-
-Input readiness, as exported by SPDL's dashboards, is the share of time in which a rank did not wait
-for its loader; missing values are empty::
-
-    {"event_time": ["1754963040", …], "0": ["1", "", "0.61", …], "1": […]}
-
-Collectives by rank, process group and size are CSV as TraceLens writes it: ``rank``, ``Process
-Group Name``, ``Collective name``, ``dtype``, ``In msg nelems``, ``Out msg nelems``, ``dur_mean``
-(microseconds), ``operation_count``. HTA's table of kernels
-(``TraceAnalysis.get_gpu_kernel_breakdown()[1].to_csv(…)``) is read as well: ``name``,
-``kernel_type``, ``rank``, ``sum (ns)`` and ``mean (ns)``, or both in ``us``. Its communication rows
-have no group and no size, so each kernel is a class. Source:
-facebookresearch/HolisticTraceAnalysis, ``hta/analyzers/breakdown_analysis.py``.
+docs/concepts/expert-imbalance.md has the forms of counts per expert, and
+docs/how-to/read-training-logs.md the columns of the others. HTA's table of kernels
+(``TraceAnalysis.get_gpu_kernel_breakdown()[1].to_csv(…)``) has no group and no size, so each kernel
+is a class. Source: facebookresearch/HolisticTraceAnalysis, ``hta/analyzers/breakdown_analysis.py``.
 
 Throughput by the number of GPUs or nodes is text as people type it: a number of GPUs and a rate,
 the time of an iteration, of an epoch or of the job in each line or sentence, a line with the number
@@ -369,6 +354,7 @@ COLLECTIVE_SUMMARY = Source(
 
 SCALING_BOUND = Bound(reads="throughput by GPUs", num_bytes=1 << 16)
 _MOST_GPUS = 1 << 20
+_ANY = range(_MOST_GPUS)  # there may be no workers that load data
 _SHORT = 4_000
 """Characters of a text in which two numbers of GPUs make a comparison; a longer one needs three."""
 _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight")
@@ -461,7 +447,7 @@ def _counts(line: str) -> list[tuple[int, str, int]]:
         if "hosts" in known:
             count = int(known["hosts"]) * int(known["each"])
         of = next((text for name, text in known.items() if name.startswith("of_")), "gpu")
-        if (of.lower() != "worker") <= count < _MOST_GPUS:
+        if count in _ANY[of.lower() != "worker" :]:
             found.append((count, _of(of), match.start()))
     nodes = [one for one in found if one[1] == "nodes"]
     gpus = [one for one in found if one[1] == "GPUs"]
@@ -515,7 +501,7 @@ def _labels(row: Sequence[str], *, is_turned: bool) -> tuple[str, dict[int, str]
     of = "nodes" if any(map(_PATTERNS["of_nodes"].match, map(str.lower, row))) else "GPUs"
     if _PATTERNS["head_of_counts"].search(head):
         return of, {
-            at: one for at, one in enumerate(row) if one != head and _number_in(one) is not None
+            at: one for at, one in enumerate(row) if one != head and _number_in(one) in _ANY
         }
     known = {at: one for at, one in enumerate(row) if is_way(one) or is_count(one)}
     if len(known) > 1 and all(map(is_count, known.values())):
@@ -577,8 +563,7 @@ def _table_pairs(rows: Iterable[_Row]) -> tuple[dict[int, float], str, str]:
     counted = (row for row in rows if row.of in ("GPUs", "nodes"))
     for row in sorted(counted, key=lambda one: (kinds.index(one.kind), -len(one.names))):
         pairs = zip(map(_number_in, row.names), row.rates, strict=True)
-        known = {n: rate for n, rate in pairs if n is not None and n < _MOST_GPUS}
-        return known, row.kind, row.of
+        return {n: rate for n, rate in pairs if n in _ANY}, row.kind, row.of  # type: ignore[misc]
     return {}, "iterations", "GPUs"
 
 
@@ -651,8 +636,7 @@ def _related(line: str) -> dict[tuple[str, int], float]:
 
 def _lines(text: str) -> list[str]:
     """Sentences and lines, with numbers that can be read."""
-    text = re.sub("[*`]", "", untagged(text.replace("<br>", " ").translate(_NARROW)))
-    text = _PATTERNS["prefix"].sub("", text)
+    text = _PATTERNS["prefix"].sub("", re.sub("[*`]", "", untagged(text.translate(_NARROW))))
     many = {one[:2] for one in _counts(text) if one[0] > 1}
     known = {of: f"{count} " for count, of in many if sum(of == other for _, other in many) == 1}
     text = _PATTERNS["multi"].sub(lambda found: known.get(_of(found[1]), found[0]), text)

@@ -189,12 +189,7 @@ _FEW_CALLS, _COLD_CALLS = 2, 10
 _MANY_CALLS, _SHORT_NS, _SPAN_NS = 10_000, 5_000, 100_000
 """Kernels or copies this short, or with so little CPU time each, wait for their launches."""
 
-_FOLDERS = re.compile(
-    r"^\S{0,250}site-packages[/\\]|^(?:[A-Z]:)?[/\\]\S{0,250}[/\\](?=\S+:\d+\()"
-    r"|^void (?:at::(?:native|cuda)::)?(?:\(anonymous namespace\)::)?"
-    r"|(?<=[\w>])\((?=[^()]{0,99}(?:\*|::|Args)).*"
-)
-"""What names are shorter without: folders, namespaces of torch and arguments of kernels."""
+_FOLDERS = re.compile(_TABLE["longer"])
 
 _FEWEST_ROWS = 2
 """A table that shows fewer, and no total, is an excerpt that says nothing of the whole."""
@@ -657,10 +652,11 @@ def _with_second(result: OperatorTableResult) -> list[str]:
         said.append(_say("spans", rows=_longest(spans, "self_device_ns")))
     if second is None:
         return said
-    there, other = list[str](), result
-    for which in _ORDINALS:
-        if other := other and other.second:
-            there.append(f"The {which} table: {' '.join(_operators(other)[:2])}")
+    there, others = list[str](), [second]
+    while others[-1].second and len(others) < len(_ORDINALS):
+        others.append(others[-1].second)
+    for which, other in zip(_ORDINALS, others, strict=False):
+        there.append(f"The {which} table: {' '.join(_operators(other)[:2])}")
     devices = [(t.self_device_ns or 0) * t.has_device_total for t in (result, second)]
     chip = "GPU" if all(devices) else "CPU"
     wholes = devices if all(devices) else [t.self_cpu_ns or 0 for t in (result, second)]
@@ -713,11 +709,7 @@ def _most(result: OperatorTableResult, first: TablePart) -> list[str]:
     chip, whole, spent = _chip(result), result.self_device_ns or 0, first.device_ns
     together = sum(part.device_ns for part in result.parts if part.kind in COLLECTIVES)
     if together > spent:
-        most, share = (
-            "Most" if 2 * together >= whole else "The largest part",
-            _share(together, whole),
-        )
-        said = _say("most of a kind", most=most, name="collectives", chip=chip, share=share)
+        said = _say("collectives", chip=chip, share=_share(together, whole))
         return [said, _TABLE["communication"]["trace"]]
     is_unknown = first.kind == "computation"
     top = next((row for row in result.rows if is_unknown or row.kind == first.kind), result.rows[0])
