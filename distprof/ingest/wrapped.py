@@ -194,6 +194,13 @@ def without_entities(text: bytes) -> bytes:
     return text
 
 
+def untagged(text: str) -> str:
+    """Text without the tags of HTML around it: cells of its tables between tabs."""
+    text = re.sub(r"(?i)</?br?\b ?/?>", " ", text)
+    text = re.sub(r"(?i)</t[dh]>\s{0,40}<t[dh]\b[^<>]{0,99}>", "\t", text)
+    return re.sub(r"(?i)</?(?:t(?:able|body|head|[rdh])|pre)\b[^<>]{0,99}>", "\n", text)
+
+
 def uncoloured(text: bytes) -> bytes:
     """Text without escape sequences and colours."""
     text = _ESCAPES.sub(b"", text) if b"\x1b" in text else text

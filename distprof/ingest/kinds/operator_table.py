@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from itertools import chain, dropwhile, repeat, takewhile
+from itertools import chain, dropwhile, pairwise, product, takewhile
 from math import isclose
 
 import msgspec
@@ -27,7 +27,7 @@ from distprof.errors import InputError
 from distprof.ingest.communication import classifier_for, collective_kind
 from distprof.ingest.files import beginning, refusing, whole
 from distprof.ingest.kinds import Source
-from distprof.ingest.wrapped import begins_object
+from distprof.ingest.wrapped import begins_object, untagged
 from distprof.run.evidence import OperatorTable, TableOperator
 from distprof.terms import CollectiveKind
 
@@ -42,6 +42,8 @@ _MOST_ERROR = 0.25
 _SAME = 0.01
 """Times of one run differ by no more, as their shares are rounded."""
 _TOTALS = ("self_cpu_ns", "self_device_ns")
+_MOST_TABLES = 3  # after the first
+_SUMS = ("total", "sum")  # names of rows that are no operators
 _TEXTS = ("Name", "Overload Name", "Full Name", "Input Shapes", "Source Location")
 _CALLS = ("# of Calls", "Number of Calls", "Calls", "Occurrences")
 _DRAWN = str.maketrans("│┃║¦", "||||")
@@ -77,22 +79,43 @@ def _layouts() -> tuple[tuple[re.Pattern[str], _Layout], ...]:
 def fits_operator_table(source: str) -> bool:
     """Whether a file holds such a table near its beginning; never raises for other files."""
     data = beginning(source, _SNIFFED_BYTES)
-    start = "" if begins_object(data) else data.decode("utf-8", "replace")
+    start = "" if begins_object(data) else _plain(data)
     own = (_PATTERNS[name] for name in ("header", "headless", "event"))
     headers = chain(own, (header for header, _ in _layouts()))
-    return bool(start) and any(header.search(start.translate(_DRAWN)) for header in headers)
+    return bool(start) and any(header.search(start) for header in headers)
 
 
 def read_operator_table(source: str) -> OperatorTable:
     """Read the first table of a file; InputError if it cannot be read or has no row."""
-    data = whole(source, BOUND.num_bytes, _refuse)
-    text = re.sub(r"\0|</?b>", "", data.decode("utf-8-sig", "replace")).translate(_DRAWN)
+    text = _plain(whole(source, BOUND.num_bytes, _refuse))
     if not _PATTERNS["header"].search(text):
         for header, layout in _layouts():
             if found := header.search(text):
                 return _listed(source, text, found, layout)
         text = _events(text) or text
-    return _operators(source, [*_rooted(text.splitlines())])
+    return _operators(source, [*_rooted(_whole_lines(text.splitlines()))])
+
+
+def _plain(data: bytes) -> str:
+    """Text without tags, with bars instead of what a terminal draws."""
+    return untagged(data.decode("utf-8-sig", "replace").replace("\0", "")).translate(_DRAWN)
+
+
+def _whole_lines(lines: Sequence[str]) -> Iterator[str]:
+    """Lines, of which those of tables that a terminal cut at its width are joined.
+
+    Each has as many pieces as the first ruler, which is one of three.
+    """
+    rulers = map(_PATTERNS["ruler"].fullmatch, lines)
+    at = next((i for i, both in enumerate(pairwise(rulers)) if all(both)), len(lines))
+    yield from lines[:at]
+    num = len([*takewhile(_PATTERNS["ruler"].fullmatch, lines[at:])])
+    left, width = 3, max(map(len, lines[at : at + num]), default=0)
+    while at < len(lines) and left:
+        pieces, at = lines[at : at + num], at + num
+        left -= bool(_PATTERNS["ruler"].fullmatch(pieces[0]))
+        yield "".join(piece.ljust(width) for piece in pieces)
+    yield from _whole_lines(lines[at:]) if at < len(lines) else ()
 
 
 def _events(text: str) -> str:
@@ -185,8 +208,8 @@ def _scaled(printed: str, scale: float) -> int:
     return 0
 
 
-def _operators(source: str, every: Sequence[str], *, is_second: bool = False) -> OperatorTable:
-    """The first table among lines, whatever is between its columns, and the one after it."""
+def _operators(source: str, every: Sequence[str], num_before: int = 0) -> OperatorTable:
+    """The first table among lines, whatever is between its columns, and those after it."""
     lines = _rows(every)
     last = next((line for line in reversed(every) if line.strip(_EDGES + "-")), "")
     header = next((one for one in map(_header, lines) if one), None)
@@ -195,9 +218,9 @@ def _operators(source: str, every: Sequence[str], *, is_second: bool = False) ->
     columns, prefix, first = header
     device = next((m[1] for m in map(_PATTERNS["of_device"].fullmatch, columns) if m), "")
     operators: list[TableOperator] = []
-    whole = {what: _Whole() for what in ("CPU", device or "CUDA")}
     totals: dict[str, int | None] = {}
-    num_broken, notes, others = 0, list[str](), list[str]()
+    rows, others = list[dict[str, str]](), list[str]()
+    num_broken, notes = 0, list[str]()
     for line in chain(first, (line.removeprefix(prefix) for line in lines)):
         if total := _PATTERNS["total"].match(line.strip()):
             totals.setdefault(total[1], _ns(total[2].strip()))
@@ -205,21 +228,25 @@ def _operators(source: str, every: Sequence[str], *, is_second: bool = False) ->
             others = [line, *lines]
             break
         elif line.strip(_RULES) and not totals:
-            row = _row(line, columns, is_last=line == last)
-            made = _operator(row, device)
-            num_broken += made is None and "0.000us" not in row.values()  # [memory] has no time
-            if made is not None:
-                are_filled = [one.take_all(row, what) for what, one in whole.items()]
-                again = _operator(row, device) if any(are_filled) else None
-                operators.append(again or made)
-            if len(operators) > MAX_ROWS:
-                _refuse(source, f"more than {MAX_ROWS:,} rows")
+            rows.append(_row(line, columns, is_last=line == last))
+        if len(rows) > MAX_ROWS:
+            _refuse(source, f"more than {MAX_ROWS:,} rows")
+    whole = {what: _Whole(totals.get(what)) for what in ("CPU", device or "CUDA")}
+    for row, (what, one) in product(rows, whole.items()):
+        one.take_all(row, what)
+    for row in rows:
+        for what, one in whole.items():
+            one.fill(row, what)
+        made = _operator(row, device)
+        num_broken += made is None and "0.000us" not in row.values()  # [memory] has no time
+        if made is not None and made.name.lower() not in _SUMS:
+            operators.append(made)
     if not operators:
         _refuse(source, f"no readable row, {num_broken:,} unreadable rows")
     notes += [f"Unreadable rows, skipped: {num_broken:,}."] * (num_broken > 0)
     if not device and any(re.fullmatch(r"(?!CPU)\w+ total", name) for name in columns):
-        notes.append("The table has no own times of the GPU (PyTorch before 1.7).")
-    known = {w: one.ns if totals.get(w) is None else totals[w] for w, one in whole.items()}
+        notes.append("The table has no own times of the GPU.")
+    known = {what: one.ns for what, one in whole.items()}
     # What an operator calls takes at least its time: if that is more than all rows, some are cut.
     inside = max((one.device_ns for one in operators if "aten::" in one.name), default=0)
     if not known.get(device) and inside > 2 * sum(one.self_device_ns for one in operators) > 0:
@@ -232,10 +259,10 @@ def _operators(source: str, every: Sequence[str], *, is_second: bool = False) ->
         notes=tuple(notes),
         is_from_top=not first,
     )
-    if others and not is_second:
+    if others and num_before < _MOST_TABLES:
         with suppress(InputError):
-            return _with_second(table, _operators(source, others, is_second=True))
-    left_out = ("Only the first two tables are read: keep each in a file of its own.",)
+            return _with_second(table, _operators(source, others, num_before + 1))
+    left_out = (f"Only {num_before + 1} tables are read: keep each in a file of its own.",)
     return msgspec.structs.replace(table, notes=table.notes + left_out) if others else table
 
 
@@ -252,6 +279,7 @@ def _with_second(table: OperatorTable, second: OperatorTable) -> OperatorTable:
         table,
         operators=(*table.operators, *more),
         is_from_top=False,
+        second=second.second,
         **{at: one or other for at, (one, other) in totals.items()},
     )
 
@@ -271,8 +299,10 @@ def _header(line: str) -> tuple[list[str], str, list[str]] | None:
     """Columns, what a launcher prints before them, and the line itself if it is a row."""
     if found := _PATTERNS["header"].match(line):
         before = found[1].rstrip()
-        _, *columns = _PATTERNS["column"].findall(line[len(found[1]) :])
-        return ["Name", *columns], before, []
+        head = re.sub(" [TA](?=otal|ime|vg)", lambda one: one[0].lower(), line[len(found[1]) :])
+        head = re.sub(r"\b(\w+) time\b(?! avg)(?!.*\b\1 total\b)", r"\1 total", head)
+        head = re.sub(r"(Self \w+) total", r"\1", head.replace("GPU", "CUDA"))  # as torch prints it
+        return ["Name", *_PATTERNS["column"].findall(head)[1:]], before, []
     if not _PATTERNS["headless"].match(line):
         return None
     known: dict[str, list[str]] = table_beside(__package__, "operator_table.toml")["columns"]
@@ -319,8 +349,10 @@ def _row(line: str, columns: Sequence[str], *, is_last: bool) -> dict[str, str]:
 class _Whole:
     """The time of all rows, by the share of a row that is printed most exactly."""
 
-    ns: int | None = None
-    _error: float = _MOST_ERROR
+    def __init__(self, ns: int | None = None) -> None:
+        self.ns = ns
+        self._error = _MOST_ERROR if ns is None else 0.0
+        self._most: float | None = None  # Of the times with calls and the shares without them
 
     def take(self, spent: int | None, share: str, *, is_bound: bool = False) -> None:
         """Add a row, with its share in percent; one that is coarse, or 0, may be a bound."""
@@ -333,18 +365,30 @@ class _Whole:
         elif self._error == _MOST_ERROR and (is_bound or not percent):  # at least this much
             self.ns = max(self.ns or 0, round(spent / (percent + half) * 100))
 
-    def take_all(self, row: dict[str, str], what: str) -> bool:
-        """Add a row of columns; whether a time in it that is cut was filled from its share."""
-        is_filled = False
-        for column in map(str.format, ("Self {}", "Self {} total", "{} total"), repeat(what)):
-            share, sign, _ = row.get(f"{column} %", "").partition("%")
-            ns = _ns(row.get(column, "")) if sign else 0  # a share without it is cut off
+    def take_all(self, row: dict[str, str], what: str) -> None:
+        """Add a row of columns."""
+        for column, share in _shares(row, what):
+            ns, inside = (_ns(row.get(name, "")) for name in (column, f"{what} total"))
             is_cpu = what == "CPU"
             self.take(ns, share if is_cpu or share.strip("0.") else "", is_bound=not is_cpu)
-            if ns is None and _PATTERNS["share"].fullmatch(share) and self._error < _SAME:
+            if ns is None and inside:
+                self._most = min(self._most or inside * 1e4, inside / max(float(share), 0.01) * 100)
+
+    def fill(self, row: dict[str, str], what: str) -> None:
+        """Times that are cut, or that the table does not print, by their shares."""
+        if self.ns is None and self._most:
+            self.ns, self._error = round(self._most), 0.0
+        for column, share in _shares(row, what) if self._error < _SAME else ():
+            if _ns(row.get(column, "")) is None:
                 row[column] = f"{round((self.ns or 0) * float(share) / 100)}ns"
-                is_filled = True
-        return is_filled
+
+
+def _shares(row: Mapping[str, str], what: str) -> Iterator[tuple[str, str]]:
+    """Columns of times of a device, and their shares in percent, unless they are cut."""
+    for column in (f"Self {what}", f"{what} total"):
+        share, sign, _ = row.get(f"{column} %", "").partition("%")
+        if sign and _PATTERNS["share"].fullmatch(share):
+            yield column, share
 
 
 def _kind(name: str) -> CollectiveKind:
@@ -365,9 +409,9 @@ def _operator(row: Mapping[str, str], device: str) -> TableOperator | None:
         name=name[:MAX_NAME],
         kind=_kind(name),
         num_calls=int(calls),
-        self_cpu_ns=ns.get("Self CPU", ns.get("Self CPU total", 0)),
+        self_cpu_ns=ns.get("Self CPU", 0),
         cpu_ns=ns.get("CPU total", 0),
-        self_device_ns=ns.get(f"Self {device}", ns.get(f"Self {device} total", 0)),
+        self_device_ns=ns.get(f"Self {device}", 0),
         device_ns=ns.get(f"{device or 'CUDA'} total", 0),
     )
 

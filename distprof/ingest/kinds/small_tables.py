@@ -1,24 +1,9 @@
 """Small tables of other programs: tokens per expert, readiness of input, collectives by rank.
 
-Tokens per expert are JSON in one of three forms, each with a list of counts per layer, one count
-per expert. In the first, ``layers`` are names, and ``num_experts`` is checked if present::
-
-    {"domains": {"code": [[…], …], "prose": [[…], …]}, "layers": [0, 7], "top_k": 8, "model": "…"}
-    {"layers": [[…], …], "top_k": 2}
-    [[…], …]
-
-Input readiness, as exported by SPDL's dashboards, is the share of time in which a rank did not wait
-for its loader; missing values are empty::
-
-    {"event_time": ["1754963040", …], "0": ["1", "", "0.61", …], "1": […]}
-
-Collectives by rank, process group and size are CSV as TraceLens writes it: ``rank``, ``Process
-Group Name``, ``Collective name``, ``dtype``, ``In msg nelems``, ``Out msg nelems``, ``dur_mean``
-(microseconds), ``operation_count``. HTA's table of kernels
-(``TraceAnalysis.get_gpu_kernel_breakdown()[1].to_csv(…)``) is read as well: ``name``,
-``kernel_type``, ``rank``, ``sum (ns)`` and ``mean (ns)``, or both in ``us``. Its communication rows
-have no group and no size, so each kernel is a class. Source:
-facebookresearch/HolisticTraceAnalysis, ``hta/analyzers/breakdown_analysis.py``.
+docs/concepts/expert-imbalance.md has the forms of counts per expert, and
+docs/how-to/read-training-logs.md the columns of the others. HTA's table of kernels
+(``TraceAnalysis.get_gpu_kernel_breakdown()[1].to_csv(…)``) has no group and no size, so each kernel
+is a class. Source: facebookresearch/HolisticTraceAnalysis, ``hta/analyzers/breakdown_analysis.py``.
 
 Throughput by the number of GPUs or nodes is text as people type it: a number of GPUs and a rate,
 the time of an iteration, of an epoch or of the job in each line or sentence, a line with the number
@@ -45,10 +30,12 @@ from numpy.typing import NDArray
 
 from distprof.bounds import Bound, patterns_beside
 from distprof.ingest.communication import collective_kind
-from distprof.ingest.files import beginning, decoded, refusing, unwrapped, whole
+from distprof.ingest.files import beginning, decoded, refusing, whole
 from distprof.ingest.kinds import Source, known_sources
 from distprof.ingest.kinds.logs import TRAINING_LOG, fits_training_log
+from distprof.ingest.kinds.operator_table import fits_operator_table
 from distprof.ingest.metadata import parse_ranks
+from distprof.ingest.wrapped import untagged, unwrapped
 from distprof.run.evidence import (
     CollectiveSummary,
     ExpertCounts,
@@ -369,6 +356,7 @@ COLLECTIVE_SUMMARY = Source(
 
 SCALING_BOUND = Bound(reads="throughput by GPUs", num_bytes=1 << 16)
 _MOST_GPUS = 1 << 20
+_ANY = range(_MOST_GPUS)  # there may be no workers that load data
 _SHORT = 4_000
 """Characters of a text in which two numbers of GPUs make a comparison; a longer one needs three."""
 _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight")
@@ -386,12 +374,13 @@ _FEWEST_REPORTS = 3  # of a log that says more than words next to it
 _SAME_SPEED = 0.95  # Share of a speed from which another is the same
 _FEWEST_RANKS, _SAME, _MOST_EFFICIENT = 3, 0.01, 1.2
 _form = partial(re.compile(r"\d[\d.,:]*").sub, "#")  # Lines of one kind differ in numbers only
+_NARROW = str.maketrans("（）：", "():")
 _MARKUP = {*"|[]{}<>="}  # Characters of what programs print
 _MARKS = " \t*#>`:|-–—~≈=()[]\"'“”"
 _LABEL, _MOST_ROWS, _MOST_CELLS = 60, 200, 40  # Characters of a name; rows and columns of a table
 _PATTERNS = patterns_beside(__package__, "scaling.toml", WORD="|".join(_WORDS))
 _BETWEEN = ("bars", "tabs", "spaces", "commas")  # between cells, the first that a row has
-_NUMBERS = ("n", "set", "flag", "n_cjk", "n_model")  # groups of the pattern of counts
+_NUMBERS = ("n", "set", "flag", "n_cjk", "n_model", "load")  # groups of the pattern of counts
 _NODES = ("node", "machine", "server", "台", "机", "节点")
 _CJK = {"一": 1, "单": 1, "双": 2, "两": 2, "二": 2, "三": 3, "四": 4, "八": 8}
 _refuse_scaling = refusing("throughput of several numbers of GPUs", "name a file with such a table")
@@ -446,7 +435,8 @@ def _typed(text: str) -> float | None:
 def _counts(line: str) -> list[tuple[int, str, int]]:
     """Numbers of GPUs or nodes in a line, with what they count and their places."""
     found = []
-    for match in _PATTERNS["count"].finditer(line):
+    matches = [*_PATTERNS["count"].finditer(line)]
+    for match in [one for one in matches if not one["load"]] or matches:
         known = {name: text for name, text in match.groupdict().items() if text}
         word = known.get("word", "").lower()
         named = _WORDS.index(word) if word in _WORDS else 1 + (word == "both")
@@ -456,7 +446,7 @@ def _counts(line: str) -> list[tuple[int, str, int]]:
         if "hosts" in known:
             count = int(known["hosts"]) * int(known["each"])
         of = next((text for name, text in known.items() if name.startswith("of_")), "gpu")
-        if 0 < count < _MOST_GPUS:
+        if count in _ANY[of.lower() != "worker" :]:
             found.append((count, _of(of), match.start()))
     nodes = [one for one in found if one[1] == "nodes"]
     gpus = [one for one in found if one[1] == "GPUs"]
@@ -473,7 +463,7 @@ def _of(name: str) -> str:
 def _number_in(name: str) -> int | None:
     """Number of GPUs or nodes in a cell, for example “8”, “8 x A100” and “single GPU”."""
     first = _whole(name.split(" ")[0].replace(",", ""))
-    return first or next((count for count, *_ in _counts(name)), None)
+    return next((count for count, *_ in _counts(name)), None) if first is None else first
 
 
 def _head_kind(head: str) -> str:
@@ -509,7 +499,9 @@ def _labels(row: Sequence[str], *, is_turned: bool) -> tuple[str, dict[int, str]
     head = next(filter(None, row), "")
     of = "nodes" if any(map(_PATTERNS["of_nodes"].match, map(str.lower, row))) else "GPUs"
     if _PATTERNS["head_of_counts"].search(head):
-        return of, {at: one for at, one in enumerate(row) if one != head and _number_in(one)}
+        return of, {
+            at: one for at, one in enumerate(row) if one != head and _number_in(one) in _ANY
+        }
     known = {at: one for at, one in enumerate(row) if is_way(one) or is_count(one)}
     if len(known) > 1 and all(map(is_count, known.values())):
         return of, known
@@ -546,7 +538,8 @@ def _table_rows(lines: Iterable[str]) -> Iterator[_Row]:
             elif is_turned and of == "ways" and _PATTERNS["head_of_batch"].fullmatch(row[0]):
                 batches = {at: _typed(row[at]) or 1.0 for at in names}
             elif names:
-                name = ", ".join(filter(None, row[: min(names)]))
+                first = (at for at in names if _typed(row[at]) or next(_values(row[at]), None))
+                name = ", ".join(filter(None, row[: next(first, min(names))]))
                 says: tuple[str, ...] = (name, unit)
                 says += (heads[0], above) * (not _PATTERNS["no_side"].search(name))
                 speeds: dict[str, tuple[str, float]] = {}
@@ -569,7 +562,7 @@ def _table_pairs(rows: Iterable[_Row]) -> tuple[dict[int, float], str, str]:
     counted = (row for row in rows if row.of in ("GPUs", "nodes"))
     for row in sorted(counted, key=lambda one: (kinds.index(one.kind), -len(one.names))):
         pairs = zip(map(_number_in, row.names), row.rates, strict=True)
-        return {n: rate for n, rate in pairs if n and n < _MOST_GPUS}, row.kind, row.of
+        return {n: rate for n, rate in pairs if n in _ANY}, row.kind, row.of  # type: ignore[misc]
     return {}, "iterations", "GPUs"
 
 
@@ -642,7 +635,7 @@ def _related(line: str) -> dict[tuple[str, int], float]:
 
 def _lines(text: str) -> list[str]:
     """Sentences and lines, with numbers that can be read."""
-    text = _PATTERNS["prefix"].sub("", re.sub("[*`]", "", text.replace("<br>", " ")))
+    text = _PATTERNS["prefix"].sub("", re.sub("[*`]", "", untagged(text.translate(_NARROW))))
     many = {one[:2] for one in _counts(text) if one[0] > 1}
     known = {of: f"{count} " for count, of in many if sum(of == other for _, other in many) == 1}
     text = _PATTERNS["multi"].sub(lambda found: known.get(_of(found[1]), found[0]), text)
@@ -698,7 +691,10 @@ def _scaling(text: str) -> ScalingTable | None:
             is_of_each = any(map(_PATTERNS["of_iterations"].search, lines))
             kind, of = "iterations" if is_of_each else "time", next(iter(related))[0]
             pairs = {count: rate for (_, count), rate in related.items()}
-    if len(pairs) < 2 or [*pairs] not in (sorted(pairs), sorted(pairs, reverse=True)):
+    of_others = any(_counts(re.sub("(?i)worker", "", line)) for line in lines)
+    if len(pairs) > 1 and _PATTERNS["of_loader"].search(text) and not of_others:
+        return _by_name({f"num_workers={n}": rate for n, rate in pairs.items()}, "ways")
+    if len(pairs) < 2 or 0 in pairs or [*pairs] not in (sorted(pairs), sorted(pairs, reverse=True)):
         return None
     is_of_steps = kind == "iterations" or (kind == "time" and "epoch" not in text.lower())
     is_of_job = kind == "time" and is_of_steps and min(pairs.values()) < _JOB_PER_S
@@ -842,14 +838,14 @@ def _speed(cell: str, *says: str) -> tuple[str, float] | None:
     if printed := next(_values(cell), None):
         is_of_step = any(map(_PATTERNS["of_iterations"].search, says)) and printed.kind == "time"
         return "iterations" if is_of_step else printed.kind, printed.per_s
-    number = _typed(cell.strip("~≈ %")) if kind else None
+    number = _typed(cell.strip("~≈ " + "%" * (kind == "each"))) if kind else None
     is_time = any(map(_PATTERNS["head_of_times"].search, says))
     return (kind, 1 / number if is_time else number) if number else None
 
 
 def _sides(rows: Iterable[_Row], *of: str) -> ScalingTable | None:
     """The median share that each of several ways has of the speed of the fastest."""
-    ways = [row for row in rows if row.of in of]
+    ways = [row for row in rows if row.of in of and not _PATTERNS["of_calls"].match(row.name)]
     ways = [row for row in ways if not _PATTERNS["part"].search(row.name)] or ways
     if not ways:
         return None
@@ -918,7 +914,8 @@ def _ways(said: Sequence[_Said]) -> ScalingTable | None:
     if batches.keys() == chosen.keys() and said[0].kind == "iterations":
         chosen = {name: rate * int(batches[name][1]) for name, rate in chosen.items()}
     slowest, fastest = min(chosen.values(), default=1), max(chosen.values(), default=1)
-    differs = slowest < _SAME_SPEED * fastest or chosen is below
+    differs = slowest < _SAME_SPEED * fastest or chosen is below or said[0].kind == "iterations"
+    differs &= not any(map(_PATTERNS["of_calls"].match, chosen))
     are_alike = said[0].kind != "time" or fastest < _MOST_APART * slowest
     return _by_name(chosen, "ways") if chosen and differs and are_alike else None
 
@@ -976,7 +973,8 @@ def fits_scaling(source: str) -> bool:
     counts = {count[:2] for heading in headings for count in _counts(heading)}
     table = _scaling(text)
     least = 1 if table and table.names else _FEWEST_REPORTS
-    return table is not None and (len(counts) > 1 or not fits_training_log(source, least=least))
+    is_told = table and not (table.names and fits_operator_table(source))
+    return bool(is_told) and (len(counts) > 1 or not fits_training_log(source, least=least))
 
 
 def _text(source: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
+from distprof.terms import CollectiveKind
 
 
 class SummarisedClass(Record, frozen=True, kw_only=True):
@@ -104,6 +105,8 @@ class ScalingTableResult(Result, frozen=True, kw_only=True):
 
 OTHER_COLLECTIVES = "other collectives"
 """The part of kernels of communication that name no operation."""
+
+COLLECTIVES = {OTHER_COLLECTIVES, *(kind.label for kind in CollectiveKind if kind)}
 
 
 class TablePart(Record, frozen=True, kw_only=True):

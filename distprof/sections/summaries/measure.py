@@ -223,6 +223,7 @@ _FEWEST_SORTED = 5  # Fewer rows are in order by chance.
 _STEP = "ProfilerStep"
 _LOADER = "enumerate(DataLoader)"
 _OPERATORS = ("aten::", "autograd::", "c10d::", "nccl:", "record_param_comms", "Optimizer.", _STEP)
+_COLLECTIVES = ("nccl:", "c10d::", "record_param_comms")  # All repeat the times of kernels.
 _KERNEL = re.compile(r"[<(]|::|(?i:kernel|gemm|mem(?:cpy|set)|nccl)|triton_|^Cijk_")
 _RANGES = (_STEP, "Call CompiledFxGraph", "Optimizer.", "nn.Module")
 _WORK = [
@@ -331,9 +332,15 @@ def _kernels(table: OperatorTable, around: set[TableOperator]) -> list[TableOper
     busy = [row for row in busy if not row.name.startswith(_STEP)]
     kernels = [row for row in busy if not row.name.startswith(_OPERATORS)]
     kernels = [row for row in kernels if not (row.cpu_ns or row.self_cpu_ns)] or kernels
-    ways = [
-        (sum(r.self_device_ns for r in rows), rows) for rows in (kernels, [*{*busy} - {*kernels}])
-    ]
+    others = {*busy} - {*kernels}
+    repeats = [{r for r in others if r.name.startswith(name)} for name in _COLLECTIVES]
+    repeats.insert(0, {row for row in kernels if row.kind is not CollectiveKind.UNKNOWN})
+    spent = [sum(row.self_device_ns for row in rows) for rows in repeats]
+    once = next(r for r, ns in zip(repeats, spent, strict=True) if ns * _ROUNDED >= max(spent))
+    others = others.difference(*repeats) | once
+    if all(row.name != "aten::copy_" for row in others):  # which repeats them
+        others |= {row for row in kernels if row.name.startswith("Memcpy")}
+    ways = [(sum(r.self_device_ns for r in rows), rows) for rows in (kernels, [*others])]
     most = _ROUNDED * (table.self_device_ns or max(ns for ns, _ in ways))
     return max((way for way in ways if way[0] <= most), key=lambda way: way[0], default=ways[0])[1]
 

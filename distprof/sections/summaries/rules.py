@@ -8,14 +8,9 @@ from collections.abc import Iterator
 from distprof.bounds import table_beside
 from distprof.escape import shorten
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.sections.summaries import OTHER_COLLECTIVES, OperatorTableResult, TablePart
-from distprof.terms import CollectiveKind, Confidence, Severity
+from distprof.sections.summaries import COLLECTIVES, OperatorTableResult, TablePart
+from distprof.terms import Confidence, Severity
 from distprof.units import format_duration, format_ratio
-
-_KINDS = {
-    *(kind.label for kind in CollectiveKind if kind is not CollectiveKind.UNKNOWN),
-    OTHER_COLLECTIVES,
-}
 
 _TABLE = table_beside(__package__, "known.toml")["communication"]
 _MOST_NAMED = 4
@@ -54,7 +49,7 @@ def communication_by_operator_table(table: OperatorTableResult, limits: Limits) 
     ## Sources
     PyTorch documentation, torch.profiler (`key_averages`).
     """
-    parts = [part for part in table.parts if part.kind in _KINDS]
+    parts = [part for part in table.parts if part.kind in COLLECTIVES]
     share = sum(part.ratio for part in parts)
     if not parts or share <= limits["share"]:
         return
@@ -63,7 +58,7 @@ def communication_by_operator_table(table: OperatorTableResult, limits: Limits) 
         f"{format_duration(table.self_device_ns)}. "
     )
     fix = _TABLE["trace"]
-    is_pure = all(part.kind in _KINDS for part in table.parts if part.num_calls is not None)
+    is_pure = all(part.kind in COLLECTIVES for part in table.parts if part.num_calls is not None)
     if is_pure and any(row.num_calls for row in table.rows):
         message = f"No row is computation. Means of a call: {_means(table)}. "
         fix = _TABLE["kernels"]
@@ -79,7 +74,7 @@ def communication_by_operator_table(table: OperatorTableResult, limits: Limits) 
 
 def _means(table: OperatorTableResult) -> str:
     """Time of a call of each kernel of communication that takes long."""
-    rows = [row for row in table.rows if row.kind in _KINDS and row.num_calls][:_MOST_NAMED]
+    rows = [row for row in table.rows if row.kind in COLLECTIVES and row.num_calls][:_MOST_NAMED]
     names = (re.split("[(<]", row.name.removeprefix("void "))[0] for row in rows)
     means = (format_duration(row.self_device_ns / row.num_calls) for row in rows)
     return ", ".join(f"{shorten(n, _MAX_NAME)} {m}" for n, m in zip(names, means, strict=True))

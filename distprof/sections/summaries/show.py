@@ -13,6 +13,7 @@ from distprof.escape import shorten
 from distprof.sections.base import VerdictText
 from distprof.sections.parts import is_recorded
 from distprof.sections.summaries import (
+    COLLECTIVES,
     CollectiveSummaryResult,
     InputReadinessResult,
     OperatorTableResult,
@@ -180,13 +181,14 @@ MIN_NAMED_RATIO, MIN_LAUNCH_RATIO = 0.08, 0.05
 """Share of the CPU's time from which a name, and launches of kernels, are worth a sentence."""
 
 _STEP = "ProfilerStep"
+_ORDINALS = ("second", "third", "fourth")
 _LAUNCHING, _WAITING = "launching kernels", "waiting for the GPU"
 _IN_CALLS = " in calls of CUDA"
 _FEW_CALLS, _COLD_CALLS = 2, 10
 _MANY_CALLS, _SHORT_NS, _SPAN_NS = 10_000, 5_000, 100_000
 """Kernels or copies this short, or with so little CPU time each, wait for their launches."""
 
-_FOLDERS = re.compile(r"^\S{0,250}site-packages[/\\]|^(?:[A-Z]:)?[/\\]\S{0,250}[/\\](?=\S+:\d+\()")
+_FOLDERS = re.compile(_TABLE["longer"])
 
 _FEWEST_ROWS = 2
 """A table that shows fewer, and no total, is an excerpt that says nothing of the whole."""
@@ -343,7 +345,7 @@ def scaling_lines(result: ScalingTableResult) -> list[str]:
 
 def _named(row: TableRow) -> str:
     """The name of an operator or a function, without the folders of its file."""
-    name, *_ = re.split(r", (?:stashed )?seq=", row.name, maxsplit=1)
+    name, *_ = re.split(r", (?:stashed )?seq=", row.name.replace("...", "…"), maxsplit=1)
     return shorten(_FOLDERS.sub("", name), _MAX_NAME)
 
 
@@ -606,6 +608,7 @@ def _with_calls(rows: list[TableRow], field: str, what: str, whole: int) -> list
     top, most, calls = rows[0], getattr(rows[0], field), rows[0].num_calls
     inside = [row for row in rows[1:] if row.num_calls == calls]
     inside = [row for row in inside if getattr(row, field) >= _SAME_SPEED * most]
+    inside = [row for row in inside if len({row.kind, top.kind, "computation"}) < 3]
     each = f" in {calls:,} calls of {format_duration(most / calls)}" if calls > 1 else ""
     text = f"{_named(top)} and what it calls take longest on the {what}"
     of = f" of {format_duration(whole)} ({format_ratio(most / whole)})" if whole >= most > 0 else ""
@@ -648,19 +651,23 @@ def _with_second(result: OperatorTableResult) -> list[str]:
         said.append(_say("spans", rows=_longest(spans, "self_device_ns")))
     if second is None:
         return said
-    there = f"The second table: {' '.join(_operators(second)[:2])}"
+    there, others = list[str](), [second]
+    while others[-1].second and len(others) < len(_ORDINALS):
+        others.append(others[-1].second)
+    for which, other in zip(_ORDINALS, others, strict=False):
+        there.append(f"The {which} table: {' '.join(_operators(other)[:2])}")
     devices = [(t.self_device_ns or 0) * t.has_device_total for t in (result, second)]
     chip = "GPU" if all(devices) else "CPU"
     wholes = devices if all(devices) else [t.self_cpu_ns or 0 for t in (result, second)]
     least, most = sorted(wholes)
     if not least:
-        return [said[0], there, *said[1:]]
+        return [said[0], *there, *said[1:]]
     kind = "longer there" if wholes[1] > wholes[0] else "shorter there"
     kind = kind if most > _ALSO * least else "alike there"
     times = {"most": most, "least": least, "first": wholes[0], "second": wholes[1]}
     differs = _say(kind, chip=chip, ratio=most / least, **times)
     lead = [differs, said[0]] if most > _DIFFERS * least else [said[0], differs]
-    return [*lead, there, *said[1:]]
+    return [*lead, *there, *said[1:]]
 
 
 def _operators(result: OperatorTableResult) -> list[str]:
@@ -675,6 +682,8 @@ def _operators(result: OperatorTableResult) -> list[str]:
     lead = []
     if busy and busy < MIN_BUSY_RATIO:
         lead = [_say("idle", busy=busy), *_known_work(result)]
+        if len(lead) > 1 and _WAITING in lead[1]:
+            lead = [lead[1], _say("idle after waits", busy=busy)]
         if max(row.num_calls for row in result.rows if row.cpu_ns or row.device_ns) <= _FEW_CALLS:
             lead.append(_TABLE["first"])
     first = next((part for part in result.parts if part.num_calls is not None), None)
@@ -697,6 +706,10 @@ def _operators(result: OperatorTableResult) -> list[str]:
 def _most(result: OperatorTableResult, first: TablePart) -> list[str]:
     """What takes the device most: a row, or kernels that do the same."""
     chip, whole, spent = _chip(result), result.self_device_ns or 0, first.device_ns
+    together = sum(part.device_ns for part in result.parts if part.kind in COLLECTIVES)
+    if together > spent:
+        said = _say("collectives", chip=chip, share=_share(together, whole))
+        return [said, _TABLE["communication"]["trace"]]
     is_unknown = first.kind == "computation"
     top = next((row for row in result.rows if is_unknown or row.kind == first.kind), result.rows[0])
     is_most, is_named = 2 * top.self_device_ns >= whole, first.kind in _TABLE["kernel"]
