@@ -29,10 +29,10 @@ def _tells(path: str, name: str) -> bool:
     return any(part in path and how.match(name) for part, how in _telling())
 
 
-def stacks_in(text: str) -> tuple[tuple[str, ...], int | None, int]:
+def stacks_in(text: str, *, is_crash: bool = False) -> tuple[tuple[str, ...], int | None, int]:
     """The main thread's calls in a text that begins with a dump, the rank that it names, its lines.
 
-    Calls are ``function (file:line)``, innermost first; none if the text is no dump.
+    Of a crash, those of the thread that crashed. Calls are ``function (file:line)``, innermost first; none if the text is no dump.
     """
     lines = text.splitlines()
     first = lines[0] if lines else ""
@@ -40,7 +40,9 @@ def stacks_in(text: str) -> tuple[tuple[str, ...], int | None, int]:
     rank = int(named[1]) if named else None
     if _HOW["head"].match(first):
         dump = list(_dump(lines))
-        return calls_of(main_stack(dump)), rank, len(dump)
+        at = next((i for i, x in enumerate(dump) if x.startswith("Current") and is_crash), None)
+        crashed = () if at is None else calls_of([*_leading(dump[at + 1 :], FRAME)])
+        return crashed or calls_of(main_stack(dump)), rank, len(dump)
     if _HOW["framed"].match(first):
         own = [line for line in lines if _HOW["framed"].match(line)]
         return calls_of(own, _HOW["framed"]), rank, len(lines)

@@ -315,7 +315,14 @@ def _while_preparing(found: EndingResult, output: JobOutput) -> EndingResult:
     is_open = found.state == STUCK or re.search("before its message|cannot be read", found.verdict)
     if (event := next(bars, None)) is None or not is_open or found.ranks or not _prepares(event):
         return found
-    text = f"Meanwhile a process was still at work: {_prepares(event)}."
+    limit = min((one.timeout_ms or 0 for one in found.positions), default=0)
+    took = event.fields.get("took", "").split(":")[::-1]
+    is_older = 2000 * sum(60**i * int(n or 0) for i, n in enumerate(took)) >= limit
+    if not is_older and words().search("evaluates", event.fields["phase"]):  # all ranks may do it
+        text = f"The last bar of progress before it stands: {_prepares(event)}."
+        return _amid(found, text, *words().steps["phase of some"])
+    who = "a process" if event.rank is None else f"rank {event.rank}"
+    text = f"Meanwhile {who} was still at work: {_prepares(event)}."
     return _amid(found, text, *words().steps["preparing"])
 
 
@@ -1305,7 +1312,8 @@ def _frozen(output: JobOutput) -> EndingResult | None:
     dogs, whose = ("watchdogs", "their") if len(ranks) > 1 else ("watchdog", "its")
     seconds = max((event.number("seconds") or 0 for event in events), default=0)
     happened = f"made no progress for {seconds} s" if seconds else "timed out"
-    suspects, behind = _with_fewest_pending(events)
+    shared = {e.fields.get("own") for e in events}  # of ranks of other groups, the same may be two
+    suspects, behind = _with_fewest_pending(events if len(shared) >= len(ranks) else ())
     text = f"the {dogs} of {who} {happened}{where or called}, and {whose} lines name no "
     text += f"{'rank that is behind' if where or called else 'collective'}{behind}"
     steps = words().steps["waited"][1:]
@@ -1641,10 +1649,27 @@ def _complained(output: JobOutput) -> EndingResult | None:
         shown, lacks = "", "Its native stack, of a debugger, names no call that is known to wait"
     text = f"the job is said to stand still{at.says if at else ''}{found}. {shown}{lacks}"
     around = "\n".join((said_by(output), *output.end_lines))
+    if idle := _idle_gpus(around):
+        return _undecided("complaint", text.partition(",")[0] + idle, "complaint")
     is_test = words().search("tests", around)
     said = _undecided("complaint", text, "tests" if is_test else "complaint")
     first = words().steps["over PCIe"] if words().search("over_pcie", around) else ()
     return replace(said, next_steps=(*((at.text,) if at else ()), *first, *said.next_steps))
+
+
+def _idle_gpus(text: str) -> str:
+    """GPUs of a job that nvidia-smi shows idle while others work; empty without any."""
+    seen = re.findall(words().patterns["of_smi"], text)  # the last table counts
+    used = {int(gpu): int(use) for gpu, held, use in seen if int(held) >= _HELD_MIB}
+    idle = [gpu for gpu, use in used.items() if use <= _IDLE_PERCENT]
+    busy = len([gpu for gpu, use in used.items() if use >= 100 - _IDLE_PERCENT])
+    if not 0 < len(idle) < busy:
+        return ""
+    gpus = f"GPU{'s' * (len(idle) > 1)} {', '.join(map(str, idle))}"
+    return words().says("idle GPUs", idle=gpus, busy=counted(busy, "other"))
+
+
+_HELD_MIB, _IDLE_PERCENT = 1000, 5
 
 
 def last_printed(output: JobOutput) -> str:
@@ -1654,7 +1679,8 @@ def last_printed(output: JobOutput) -> str:
     """
     told = {event.text[:_MAX_SAID] for event in _of(output, "complaint")}
     lines = [line.strip() for line in output.end_lines]
-    lines = [x for x in lines if not words().search("prose", x) and x[:_MAX_SAID] not in told]
+    lines = [x for x in lines if not words().search("prose", x) and x[:_MAX_SAID] not in told
+             and x[:1] not in "|+"]  # fmt: skip
     if not lines or len(output.ends) > 1:
         return ""
     whole = (x for x in lines if len(x) >= _MIN_SAID and not words().search("harmless", x))

@@ -283,6 +283,13 @@ def _whether_behind(
     members = _members(output)
     if len(waiting) == members and len({(one.seq, one.op) for one in waiting}) == 1:
         return words().says("joined", who=f"Each of the {members:,} ranks that take part")
+    ranks = {one.rank for one in waiting if one.is_global}
+    is_row = ranks == {*range(len(waiting))} and len({(one.seq, one.op) for one in waiting}) == 1
+    if is_row and not members and len(ranks) > 1 and not any(map(_is_of_two, waiting)):
+        is_all = not waiting[0].group and (output.world_size or _said_world(output)) == len(ranks)
+        count = f"{len(ranks):,}"
+        told = words().says("perhaps all", count=count)
+        return words().says("joined", who=f"All {count} ranks") if is_all else told
     other = ": it waits for the other one" * (members == 2)
     size = f" By its sizes, {members:,} ranks take part{other}." if len(waiting) < members else ""
     size += _quiet_files(output)
