@@ -32,7 +32,8 @@ def _tells(path: str, name: str) -> bool:
 def stacks_in(text: str, *, is_crash: bool = False) -> tuple[tuple[str, ...], int | None, int]:
     """The main thread's calls in a text that begins with a dump, the rank that it names, its lines.
 
-    Of a crash, those of the thread that crashed. Calls are ``function (file:line)``, innermost first; none if the text is no dump.
+    Of a crash, the thread that crashed counts. Calls are ``function (file:line)``, innermost
+    first; none if the text is no dump.
     """
     lines = text.splitlines()
     first = lines[0] if lines else ""

@@ -615,7 +615,8 @@ def _after_a_timeout(output: JobOutput) -> list[OutputEvent]:
     raised = _of(output, "usage", "memory", "exception", "error")
     later = (e for e in raised if e.rank is not None)
     same = {_key(e) for e in later if e.line > ended.get((e.file, e.rank), e.line)}
-    return [e for e in raised if _key(e) in same and e.line > min(ended.values())]
+    same |= {_key(e) for e in raised if "more than 1EB" in e.text}
+    return [e for e in raised if _key(e) in same and e.line > min(ended.values(), default=e.line)]
 
 
 def _raised_then(event: OutputEvent, output: JobOutput) -> OutputEvent | None:
@@ -897,6 +898,14 @@ def _killed(output: JobOutput) -> EndingResult | None:
     return None if event is None else _ended(event, output)
 
 
+def _left(output: JobOutput) -> EndingResult | None:
+    """A process that exited by itself before the first time-out: the others waited for it."""
+    first = {e.file: e.line for e in reversed(_of(output, *OF_WATCHDOGS))}
+    exits = (e for e in _exits(output) if not _signal(e) and e.number("code"))
+    event = next((e for e in exits if e.line < first.get(e.file, 0)), None)
+    return None if event is None else _ended(event, output)
+
+
 def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
     """The end of a process by a signal or an exit code."""
     name, ranks, who = _signal(event), _listed(event), _subject(event)
@@ -911,7 +920,7 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
         who = f"{capitalized(name_ranks(ranks))}{_at(event)}"
     elif event.rank is None and "local" in event.fields:
         who = f"A process with local rank {event.fields['local']}{_at(event)}"
-    elif event.name in words().who:
+    elif event.name in words().who and "rank" not in event.fields:
         who = f"{words().who[event.name]}{_at(event)}"
     code, why = event.number("code"), event.fields.get("why", "")
     fate, because = (event.fields.get(one, "") for one in ("fate", "because"))
@@ -944,8 +953,7 @@ def _reason(output: JobOutput, code: int | None = None) -> str:
         _key(e) for e in _of(output, "exception") if words().search("launching", _frames(e))
     }
     for event in _of(output, "exception", "error"):
-        is_wrapper = words().search("not_own", event.fields.get("type", ""))
-        if not (is_wrapper or is_survived(event) or _key(event) in launched):
+        if _is_of_program(event) and not (is_survived(event) or _key(event) in launched):
             return f"; the output shows “{_exception(event)[0]}”"
     known = words().codes.get(str(code))
     return known or _last_error(output) or "; the output does not show why"
@@ -1907,6 +1915,7 @@ _CAUSES: dict[Callable[[JobOutput], EndingResult | None], tuple[str, ...]] = {
     _own_errors: (),
     _killed: (),
     _crash: (),
+    _left: ("timeout",),
     _twice: (),
     _mismatch: ("mismatch",),
     _behind: (),

@@ -33,11 +33,15 @@ def positions_of(output: JobOutput) -> list[EndingPosition]:
     if any({"seq", "enqueued"} & e.fields.keys() for e in events):
         events = [e for e in events if e.name != _GLOO]  # that waits in none of these numbers
     guids = grouped((_group(event), event.fields.get("guid", "")) for event in events)
+    same = grouped(((_group(e), e.number("own")), e.rank) for e in events if e.rank is not None)
+    doubled = {name for (name, own), who in same.items() if own is not None and len({*who}) > 1}
 
     def group_of(event: OutputEvent) -> str:
         """Its group; groups of one name, such as those of tensor parallelism, have own GUIDs."""
         name, guid = _group(event), event.fields.get("guid", "")
         is_shared = name and guid and len({*guids[name]} - {""}) > 1
+        if name in doubled - {""} and not is_shared and event.rank is not None:
+            return f"{name} of rank {event.rank}"  # whose other members are unknown
         return (guid if name == event.fields.get("pg") else f"{name} {guid}") if is_shared else name
 
     told = {group_of(e) for e in events if {"group", "pg"} & e.fields.keys()}
