@@ -31,6 +31,7 @@ from distprof.sections.ending.positions import (
     diagnose_positions,
     last_said,
     operation_kind,
+    positions_of,
     timeout_sentences,
     took_longer,
 )
@@ -79,7 +80,7 @@ def analyze_ending(run: Run) -> EndingResult:
 def diagnose_output(output: JobOutput) -> EndingResult:
     """The most decisive cause in the output of a job; without any, ``state`` is empty."""
     whole, (output, earlier) = output, _last_run(output)
-    output = _without_title(output)
+    output = _without_title(titled := output)
     has = {event.yields for event in output.events}
     tried = (cause for cause, kinds in _CAUSES.items() if not kinds or has & {*kinds})
     causes = ((cause, found) for cause in tried if (found := cause(output)) is not None)
@@ -100,6 +101,11 @@ def diagnose_output(output: JobOutput) -> EndingResult:
              or words().search("of_others", e.fields.get("message", "")))  # fmt: skip
     if found.positions and (place := next((one for one in where if one[:1] not in "<"), "")):
         found = _amid(found, f"A traceback shows a process in {place}.")
+    named = [e for e in said_in(titled) if e not in output.events and e.yields != "timeout"]
+    if found.positions and named:
+        found = _amid(
+            found, words().says("title of another", said=named[0].text.lstrip("# ")[:_MAX_SAID])
+        )
     found = _during_phase(found, _without_title(whole))
     began = as_it_began(output) if found.positions else ""
     found = _amid(found, began) if began else found
@@ -150,7 +156,7 @@ def _without_title(output: JobOutput) -> JobOutput:
     again += [e for e in titles if e.yields == "nan" and _of(own, "nan")]
     is_told = "store" in {e.yields for e in titles} & {e.yields for e in own.events}
     is_told = is_told or any(e.file in apart for e in again)
-    if not titles or is_told or any(cause(own) for cause in _ROOTS):
+    if not titles or is_told or any(cause(own) for cause in _ROOTS) or positions_of(own):
         return own
     below = (*said_in(own), *_of(own, "closing", "ignored"))
     told = "title and error" if any(max(e.line, e.again) > 1 for e in below) else "title"

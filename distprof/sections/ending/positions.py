@@ -489,7 +489,9 @@ def _of_world(positions: Sequence[EndingPosition], output: JobOutput) -> set[int
     members = _members(output) if DEFAULT_GROUPS[0] in named else 0
     waiting, said = {one.rank for one in positions}, _said_world(output)
     world = output.world_size or members or said * (said > max(waiting))
-    expected = {*range(world), *output.ranks} if world <= 1 << 20 else {*output.ranks}
+    written = " ".join(e.text for e in output.events if e.yields == "complaint")
+    expected = {*output.ranks, *map(int, re.findall(r"(?i)\brank[ _]?(\d{1,6})\b", written))}
+    expected |= {*range(world)} if world <= 1 << 20 else set()
     return expected if world else expected | set(range(_last_of(waiting) + 1))
 
 
