@@ -22,7 +22,7 @@ _MAX_GAP = 1_000
 
 _NUMBERS = ("seq", "enqueued", "completed", "waited_ms", "timeout_ms")
 _MAX_QUOTE = 120
-_GLOO = "gloo-timeout"
+_GLOO, _OTHER = "gloo-timeout", "an unnamed group"
 OF_WATCHDOGS = ("timeout", "position", "frozen")
 _CUT_LINES = 2  # a fence, or the beginning of a line that is cut off
 
@@ -70,19 +70,19 @@ def positions_of(output: JobOutput) -> list[EndingPosition]:
         )
         if rank is None:
             continue
-        group = group or apart.get(number, "")
+        is_inner = own not in (None, event.rank) and event.text.startswith("[rank")
+        group = group or apart.get(number, _OTHER * is_inner)
         key = (group, rank, len(writers) == 1)
         found[key] = _merged(found.get(key), event, *key)
     return sorted(found.values(), key=lambda one: (one.group, one.rank))
 
 
 def _numbers_apart(events: Iterable[OutputEvent]) -> dict[int | None, str]:
-    """Numbers far below another that the same rank waits in, which is then of another group."""
-    waits = [e for e in events if e.yields == "timeout" and not {"group", "pg"} & e.fields.keys()]
-    of_rank = grouped((e.rank, n) for e in waits if (n := e.number("seq")) is not None)
-    highest = max((n for some in of_rank.values() for n in some), default=0)
-    low = {n for some in of_rank.values() for n in some if n + _MAX_GAP < max(some) == highest}
-    return dict.fromkeys(low, "another group")
+    """Numbers far below another in which a rank waits, which is then of another group."""
+    waits = (e for e in events if e.yields == "timeout" and not {"group", "pg"} & e.fields.keys())
+    numbers = {n for e in waits if (n := e.number("seq")) is not None}
+    low = {n for n in numbers if n + _MAX_GAP < max(numbers)}
+    return dict.fromkeys(low, _OTHER)
 
 
 def _group(event: OutputEvent) -> str:
@@ -135,7 +135,8 @@ def diagnose_positions(output: JobOutput) -> EndingResult | None:
     first = min(found, key=lambda one: order.index(one.cause))
     if first.cause == "behind" and (root := _root(first, dict(zip(waiting, found, strict=True)))):
         return root
-    if first.cause not in ("mismatch", "behind") and len(found) > 1 and "" not in waiting:
+    is_named = "" not in waiting or _OTHER in waiting
+    if first.cause not in ("mismatch", "behind") and len(found) > 1 and is_named:
         return min(_in_groups(waiting, output), first, key=lambda one: order.index(one.cause))
     return first
 
@@ -218,7 +219,7 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
     known = [one.seq for one in waiting if one.seq is not None]
     highest = max(known, default=None)
     late = [p for p in positions if _launched(p) is not None and highest is not None
-            and _is_late(p, positions, highest) and not all(map(_is_of_two, waiting))]  # fmt: skip
+            and _is_late(p, positions, highest) and not any(map(_is_of_two, waiting))]  # fmt: skip
     if late and len(late) < len(positions):
         return _behind(name, late, positions)
     first = min(known, default=None)
@@ -456,11 +457,14 @@ def _unequal(name: str, what: str, waiting: Sequence[EndingPosition]) -> EndingR
     for key, some in grouped(((one.op, one.size), one) for one in waiting).items():
         size = f" of {counted(int(key[1]), 'element')}" if key[1].isdigit() else ""
         texts.append(f"{_who(some, name)} in {operation_kind(key[0])}{size}")
+    told = "; ".join(texts[:4])
+    if waiting[0].seq is None and what == "op":  # tensor and data parallelism print that, too
+        return _stuck("unfinished", words().says("operations", what=told), waiting)
     number = "" if waiting[0].seq is None else f" as collective number {waiting[0].seq:,}"
     differ = "different operations" if what == "op" else "different sizes"
     return _stuck(
         "mismatch",
-        f"ranks launched {differ}{number}{_of(name)}: {'; '.join(texts[:4])}.",
+        f"ranks launched {differ}{number}{_of(name)}: {told}.",
         waiting,
         ranks=tuple(one.rank for one in odd if one.is_global),
     )
