@@ -67,9 +67,9 @@ def stacks_in(text: str, *, is_crash: bool = False) -> tuple[tuple[str, ...], in
     pattern = _HOW["debugged"] if "most recent call first" in first else _HOW["spied"]
     own = [f"    {call}" for call in _HOW["in_one_line"].findall(first)] or own
     frames = list(_leading(own, pattern))
-    is_handed = any(map(_HOW["handed"].match, frames[:3])) and not any(map(_is_telling, frames))
-    head = "native_born" if any(map(_HOW["backward"].match, frames)) else "born" * is_handed
-    hooks = _hooks(own[len(frames) :], head) if head else []
+    head = "native_born" if any(map(_HOW["backward"].match, frames)) else "born"
+    is_handed = head == "native_born" or any(map(_HOW["handed"].match, frames[:3]))
+    hooks = _hooks(own[len(frames) :], head) if is_handed else []
     return (*calls_of(hooks, pattern), *calls_of(frames, pattern)), rank, 1
 
 
@@ -79,16 +79,9 @@ def _hooks(lines: Sequence[str], head: str) -> list[str]:
         if _HOW["process_head"].match(line):
             break
         found = [*_leading(lines[at + 1 :], _HOW["spied"])] if _HOW[head].match(line) else []
-        is_work = any(map(_is_telling, found)) or not all(map(_HOW["helps"].match, found))
-        if found and (head == "native_born" or is_work):
+        if found and (head == "native_born" or not all(map(_HOW["helps"].match, found))):
             return found
     return []
-
-
-def _is_telling(line: str) -> bool:
-    """Whether a frame of py-spy tells what a rank waits for."""
-    found = _HOW["spied"].match(line)
-    return found is not None and _tells(found["file"], found["name"])
 
 
 def headed(text: str) -> int | None:

@@ -481,13 +481,9 @@ def _host_memory(output: JobOutput) -> EndingResult | None:
     held = f" when it held {format_bytes(rss * 1024)}" if rss else ""
     how = "was killed because the host or its memory limit had no memory left"
     how = how if blamed in killed or _signal(blamed) else _row(event).says or how
-    return _made(
-        "host_memory",
-        f"{_subject(blamed)} {how}{held}.",
-        event,
-        *advice_on("host_memory", ""),
-        ranks=(blamed.rank,) if blamed.rank is not None else _listed(blamed),
-    )
+    ranks = (blamed.rank,) if blamed.rank is not None else _listed(blamed)
+    text, steps = f"{_subject(blamed)} {how}{held}.", advice_on("host_memory", "")
+    return _made("host_memory", text, event, *steps, ranks=ranks)
 
 
 def _xid(output: JobOutput, cause: str = "xid") -> EndingResult | None:
@@ -528,13 +524,8 @@ def _cancelled(output: JobOutput) -> EndingResult | None:
     if event is None:
         return None
     reason = event.fields["reason"].lower()
-    return _made(
-        "cancelled",
-        f"The scheduler ended the job: {reason}{_at(event)}. No rank failed by itself.",
-        event,
-        *advice_on("cancelled", reason),
-        ranks=(),
-    )
+    text = f"The scheduler ended the job: {reason}{_at(event)}. No rank failed by itself."
+    return _made("cancelled", text, event, *advice_on("cancelled", reason), ranks=())
 
 
 def _at(event: OutputEvent) -> str:
@@ -595,14 +586,11 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     others = [e for e in said_in(output) if e.rank not in (None, *ranks)]
     is_before = all(e.line > event.line or e.file != event.file for e in others)
     first = " first" if others and is_before and len(ranks) == 1 else ""
-    return _made(
-        event.yields,
-        f"{who} failed{first}: {line.rstrip('.')}.",
-        event,
-        *steps,
-        why=(f"Its last own call was {place}.",) if place else (),
-        ranks=ranks,
-    )
+    text, why = f"{who} failed{first}: {line.rstrip('.')}.", _LAST_CALL.format(place)
+    return _made(event.yields, text, event, *steps, why=(why,) * bool(place), ranks=ranks)
+
+
+_LAST_CALL = "Its last own call was {}."
 
 
 def _root(output: JobOutput) -> OutputEvent | None:
@@ -984,23 +972,18 @@ def _crash(output: JobOutput) -> EndingResult | None:
     event = min(events, key=lambda e: ("library" not in e.fields, "what" not in e.fields))
     what = event.fields.get("what", "the output does not name the signal")
     library = event.fields.get("library", "")
-    is_bus = re.search("Bus error|SIGBUS", what)
+    is_bus = "SIGBUS" if re.search("Bus error|SIGBUS", what) else ""
     meaning = words().meanings["SIGBUS"].replace(" (bus error)", "") if is_bus else ""
     how = "assert" if what.startswith("Check failed") else "signal"
     stacks = (s for s in output.stacks if s.file == event.file and s.line >= event.line)
     stack = next(stacks, None)
     own = (f"Read the code of {stack.calls[0]}.",) if stack else advice_on(how, "SIGSEGV")
     only = "" if event.rank is not None else capitalized(_only_ended(output))
-    return _made(
-        "crash",
-        f"{only or _subject(event)} crashed: {what[:_MAX_QUOTE]}"
-        f"{library and f' in {library}'}{meaning}.",
-        event,
-        *advice_on("crash", library or f"what: {what}"),
-        *(advice_on("signal", "SIGBUS") if is_bus else ()),
-        *own,
-        why=(f"Its last own call was {stack.calls[0]}.",) if stack else (),
-    )
+    where = f"{library and f' in {library}'}{meaning}"
+    text = f"{only or _subject(event)} crashed: {what[:_MAX_QUOTE]}{where}."
+    steps = (*advice_on("crash", library or f"what: {what}"), *advice_on("signal", is_bus), *own)
+    why = (_LAST_CALL.format(stack.calls[0]),) if stack else ()
+    return _made("crash", text, event, *steps, why=why)
 
 
 def _mismatch(output: JobOutput) -> EndingResult | None:
@@ -1317,12 +1300,8 @@ def _frozen(output: JobOutput) -> EndingResult | None:
         unnamed = "" if "remote" in fields or event.name != "gloo-timeout" else _UNNAMED
         unnamed += f". A traceback shows it{called}" * (called != "" == where)
         took = f"for {format_duration(limit * 1_000_000)} " if limit else ""
-        return _stuck(
-            "frozen",
-            f"{raiser} waited {took}for {whom}{where} {words().waited[event.name]}{unnamed}",
-            event,
-            *words().steps["waited"],
-        )
+        text = f"{raiser} waited {took}for {whom}{where} {words().waited[event.name]}{unnamed}"
+        return _stuck("frozen", text, event, *words().steps["waited"])
     dogs, whose = ("watchdogs", "their") if len(ranks) > 1 else ("watchdog", "its")
     seconds = max((event.number("seconds") or 0 for event in events), default=0)
     happened = f"made no progress for {seconds} s" if seconds else "timed out"
@@ -1365,11 +1344,8 @@ def _died(output: JobOutput) -> EndingResult | None:
     """A process whose end its scheduler noticed: what others lost then only follows."""
     events = (e for e in _of(output, "died") if not _signal(e))
     first = ("ray-node", "ray-owner")
-    event = min(
-        events,
-        key=lambda e: ("fate" not in e.fields, e.name not in first, e.name == "pod-restarts"),
-        default=None,
-    )
+    event = min(events, default=None, key=lambda e: (
+        "fate" not in e.fields, e.name not in first, e.name == "pod-restarts"))  # fmt: skip
     if event is not None and event.name == "engine-died" and _of(output, "nccl"):
         return _peer(output)  # the engine only says that its worker ended
     return None if event is None else _ended(event, output)
@@ -1394,13 +1370,11 @@ def _stopped(output: JobOutput) -> EndingResult | None:
         return began
     by = f"its launcher got {name or 'a signal'}"
     how = words().stopped.get(name or event.yields, by)
-    found = _made(
-        "stopped",
+    text, steps = (
         f"The job was ended from outside: {how}.",
-        event,
-        *advice_on("stopped", name or event.yields),
-        ranks=(),
+        advice_on("stopped", name or event.yields),
     )
+    found = _made("stopped", text, event, *steps, ranks=())
     waits = _joining(output)
     if waits is None:
         return found
@@ -1423,15 +1397,10 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
     known = [one.activity for one in stacks_of(replace(output, stacks=stacks)) if one.activity]
     doing = words().activity[known[0]].place.rstrip(",") if known else ""
     where = ", from ".join(filter(None, (doing, place)))
-    steps = (words().activity[name].step for name in known[:1])
-    return _made(
-        "interrupted",
-        f"The job was interrupted (Ctrl-C or SIGINT){where and f' in {where}'}.",
-        event,
-        *filter(None, steps),
-        *advice_on("stopped", "SIGINT"),
-        ranks=(),
-    )
+    steps = tuple(words().activity[name].step for name in known[:1])
+    text = f"The job was interrupted (Ctrl-C or SIGINT){where and f' in {where}'}."
+    steps = (*filter(None, steps), *advice_on("stopped", "SIGINT"))
+    return _made("interrupted", text, event, *steps, ranks=())
 
 
 def _cut(output: JobOutput, kind: str = "cut") -> EndingResult | None:
@@ -1460,14 +1429,9 @@ def _cut(output: JobOutput, kind: str = "cut") -> EndingResult | None:
     warning = _warning_near(event, output, _BETWEEN_RUNS)
     if warning is not None and "bare" not in event.fields:
         told = words().says("warned", who=_subject(event), warned=_warned(warning))
-    return _made(
-        "exception",
-        f"{told}{where}.",
-        event,
-        *(() if warning is None else advice_on("nccl", told)),
-        *advice_on("exception", f"{kind}\n{code}"),
-        *((shown.text,) if shown else ()),
-    )
+    of_nccl = () if warning is None else advice_on("nccl", told)
+    steps = (*of_nccl, *advice_on("exception", f"{kind}\n{code}"))
+    return _made("exception", f"{told}{where}.", event, *steps, *((shown.text,) if shown else ()))
 
 
 def _warning_near(event: OutputEvent, output: JobOutput, most: int) -> OutputEvent | None:
@@ -1763,12 +1727,9 @@ def _set_up(output: JobOutput) -> EndingResult | None:
     stage, count = Counter(begun).most_common(1)[0]
     apart = _interfaces(events)
     if apart and not ready:
-        return _stuck(
-            "set-up",
-            f"NCCL's set-up does not end, most likely because {apart}",
-            next(e for e in events if "interface" in e.fields),
-            *words().steps["interfaces"],
-        )
+        event = next(e for e in events if "interface" in e.fields)
+        text = f"NCCL's set-up does not end, most likely because {apart}"
+        return _stuck("set-up", text, event, *words().steps["interfaces"])
     came = f"{ready:,} of {counted(len(last), 'process')} came" if ready else "no process came"
     which = "all" if count == len(last) else "the others" if count == len(begun) else "some"
     is_early = stage in ("Bootstrap", "Using network", "Init START")
@@ -1780,9 +1741,8 @@ def _set_up(output: JobOutput) -> EndingResult | None:
 
 def _undecided(cause: str, says: str, step: str) -> EndingResult:
     """A text that ends in the start of a job; ``step`` names steps in ``words.toml``."""
-    return EndingResult(
-        cause=cause, verdict=f"Not decided: {says}.", next_steps=words().steps[step]
-    )
+    steps = words().steps[step]
+    return EndingResult(cause=cause, verdict=f"Not decided: {says}.", next_steps=steps)
 
 
 def _interfaces(events: Iterable[OutputEvent]) -> str:
@@ -1838,14 +1798,9 @@ def _mixed(output: JobOutput) -> EndingResult | None:
     if not events:
         return None
     why = _why_mixed(output)
-    return _made(
-        "exception",
-        f"A process failed with an exception that cannot be read: its traceback {why}.",
-        events[0],
-        *advice_on("cut", ""),
-        *advice_on("mixed", ""),
-        ranks=(),
-    )
+    text = f"A process failed with an exception that cannot be read: its traceback {why}."
+    steps = (*advice_on("cut", ""), *advice_on("mixed", ""))
+    return _made("exception", text, events[0], *steps, ranks=())
 
 
 def _reported(output: JobOutput) -> EndingResult | None:
@@ -1855,13 +1810,8 @@ def _reported(output: JobOutput) -> EndingResult | None:
     if not events:
         return None
     line, _ = _exception(events[0])
-    return _made(
-        "error",
-        f"{_subject(events[0])} reports {line}. Most often another failure causes it.",
-        events[0],
-        *advice_on("reported", line),
-        ranks=(),
-    )
+    text = f"{_subject(events[0])} reports {line}. Most often another failure causes it."
+    return _made("error", text, events[0], *advice_on("reported", line), ranks=())
 
 
 def _closed(output: JobOutput) -> EndingResult | None:
@@ -1900,9 +1850,8 @@ def _nan(output: JobOutput) -> EndingResult | None:
         told, steps = _told(event)
         is_still = output.lines_of.get(event.file, 0) - max(event.line, event.again) <= _NEAR_LINES
         return _made("nan", f"{told}.", event, *steps) if is_still else None
-    step = next(
-        (event.fields[n] for n in ("step", "iteration", "updates") if n in event.fields), ""
-    )
+    named = (event.fields[n] for n in ("step", "iteration", "updates") if n in event.fields)
+    step = next(named, "")
     at = f" at step {int(step):,}" if step else ""
     if "norm" in event.fields:
         told, steps = f"The gradient norm was NaN{at} and later", advice_on("nan", "norm")

@@ -285,16 +285,14 @@ def _whether_behind(
         return words().said["gloo"]
     if words().search("said_all", " ".join(output.end_lines)):
         return words().says("joined", who="By its author, every rank")
-    members = _members(output)
-    if len(waiting) == members and len({(one.seq, one.op) for one in waiting}) == 1:
-        return words().says("joined", who=f"Each of the {members:,} ranks that take part")
-    ranks = {one.rank for one in waiting if one.is_global}
-    is_row = ranks == {*range(len(waiting))} and len({(one.seq, one.op) for one in waiting}) == 1
-    if is_row and not members and len(ranks) > 1 and not any(map(_is_of_two, waiting)):
-        is_all = not waiting[0].group and (output.world_size or _said_world(output)) == len(ranks)
-        count = f"{len(ranks):,}"
-        told = words().says("perhaps all", count=count)
-        return words().says("joined", who=f"All {count} ranks") if is_all else told
+    members, count = _members(output), len(waiting)
+    world = 0 if waiting[0].group else output.world_size or _said_world(output)
+    is_same = len({(one.seq, one.op) for one in waiting}) == 1 and not any(map(_is_of_two, waiting))
+    if is_same and count in (members, world):
+        return words().says("joined", who=f"Each of the {count:,} ranks that take part")
+    is_row = is_same and {p.rank for p in waiting if p.is_global} == {*range(count)}
+    if is_row and not members and count > 1:
+        return words().says("perhaps all", count=f"{count:,}")
     other = ": it waits for the other one" * (members == 2)
     size = f" By its sizes, {members:,} ranks take part{other}." if len(waiting) < members else ""
     size += _quiet_files(output)
@@ -423,7 +421,6 @@ def _behind(
     sizes = {one.size for one in (*waits, ahead)} if waits else set()
     differs = len(sizes) > 1 or bool(waits and waits[0].op != ahead.op)
     path = ", of different operations or sizes: one of them took another path" if differs else ""
-    is_nameless = not name and all(one.enqueued is None for one in positions)
     return _stuck(
         "behind",
         f"{_who(late, name)} {stands}. {'They are' if len(late) > 1 else 'It is'} "
@@ -432,7 +429,6 @@ def _behind(
         positions,
         ranks=tuple(one.rank for one in late if one.is_global),
         why=(f"The ranks ran different numbers of collectives{path}.",),
-        alternatives=words().steps["unnamed groups"] * (is_nameless and gap > _MAX_GAP),
     )
 
 
