@@ -101,8 +101,8 @@ def diagnose_output(output: JobOutput) -> EndingResult:
              or words().search("of_others", e.fields.get("message", "")))  # fmt: skip
     if found.positions and (place := next((one for one in where if one[:1] not in "<"), "")):
         found = _amid(found, f"A traceback shows a process in {place}.")
-    known = {*map(_key, output.events), *map(_key, _of(titled, "timeout"))}
-    named = [e for e in said_in(titled) if e not in output.events and _key(e) not in known]
+    known = {"timeout", *(e.yields for e in output.events)}
+    named = [e for e in said_in(titled) if e not in output.events and e.yields not in known]
     if found.positions and named:
         found = _amid(
             found, words().says("title of another", said=named[0].text.lstrip("# ")[:_MAX_SAID])
