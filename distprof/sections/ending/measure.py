@@ -102,7 +102,8 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     if found.positions and (place := next((one for one in where if one[:1] not in "<"), "")):
         found = _amid(found, f"A traceback shows a process in {place}.")
     known = {"timeout", *(e.yields for e in output.events)}
-    named = [e for e in said_in(titled) if e not in output.events and e.yields not in known]
+    named = [e for e in said_in(titled) if e not in output.events and not e.again]
+    named = [e for e in named if e.yields not in known]
     if found.positions and named:
         found = _amid(
             found, words().says("title of another", said=named[0].text.lstrip("# ")[:_MAX_SAID])
