@@ -79,10 +79,11 @@ def positions_of(output: JobOutput) -> list[EndingPosition]:
 
 
 def _numbers_apart(events: Iterable[OutputEvent]) -> dict[int | None, str]:
-    """Numbers far below another in which a rank waits, which is then of another group."""
-    waits = (e for e in events if e.yields == "timeout" and not {"group", "pg"} & e.fields.keys())
-    numbers = {n for e in waits if (n := e.number("seq")) is not None}
-    low = {n for n in numbers if n + _MAX_GAP < max(numbers)}
+    """Numbers far below another that the same rank waits in, which is then of another group."""
+    waits = [e for e in events if e.yields == "timeout" and not {"group", "pg"} & e.fields.keys()]
+    of_rank = grouped((e.rank, n) for e in waits if (n := e.number("seq")) is not None)
+    highest = max((n for some in of_rank.values() for n in some), default=0)
+    low = {n for some in of_rank.values() for n in some if n + _MAX_GAP < max(some) == highest}
     return dict.fromkeys(low, _OTHER)
 
 
