@@ -43,7 +43,7 @@ from distprof.units import format_duration
 
 _DATED = {"step": "a training program", "epoch": "a program that dates its epochs"}
 _PATTERNS = byte_patterns("counters.toml")
-_NUMBER = re.compile(rb"[-+]?\d[\d.,:]*(?:e[-+]?\d+)?")
+_NUMBER = re.compile(rb"[-+]?\d[\d.,:]*(?:[eE][-+]?\d+)?")
 _MS = (b"ms", b"milliseconds")
 _SECONDS = {b"h": 3_600.0, b"m": 60.0, b"s": 1.0}
 _MAX_SERIES, _MAX_KEY = 200, 120
@@ -90,18 +90,24 @@ class CountersGrammar(Grammar):
         self._evaluations += [evaluation] if evaluation and self._num_since <= _NEAR else []
         if found is not None and (self._epoch is not None or b"epoch" in found[0]):
             time, has_unit = _seconds(found)
-            report = Report(row=row, number=self._epoch or 0, time=time, has_unit=has_unit)
-            self._keep(self._timed, "epoch", line[: found.start()], report)
+            report = Report(
+                row=row,
+                number=self._epoch or 0,
+                time=time,
+                has_unit=has_unit,
+                is_bare=_PATTERNS["since_start"].search(line) is not None,
+            )
+            self._keep(self._timed, "epoch", text[: found.start()], report)
             self.num_not_finite += has_lost(text)
         if at_s is None:
             return
         if step is not None:
             row = row._replace(iteration=step[0])
             report = Report(row=row, number=step[0])
-            self._keep(self._dated, "step", line[: step[1]], report)
+            self._keep(self._dated, "step", text[: step[1]], report)
         elif epoch is not None:
             report = Report(row=row, number=self._epoch or 0)
-            self._keep(self._dated, "epoch", line[: epoch.end()], report)
+            self._keep(self._dated, "epoch", text[: epoch.end()], report)
 
     def _keep(self, series: _Series, of: str, before: bytes, report: Report) -> None:
         key = of, _NUMBER.sub(b"0", before)[-_MAX_KEY:]
@@ -129,9 +135,15 @@ class CountersGrammar(Grammar):
         if not found[0].has_unit and found[0].row.at_s is None:
             self.notes.append(NOTES["no_unit"])
         if _is_since_start(found):
-            spans = [b.number - a.number for a, b in pairwise(found)]
-            since = [(b - a) / span for (a, b), span in zip(pairwise(times), spans, strict=True)]
-            found, times = found[1:], since
+            grown = [
+                (b.number - a.number, (b.time or 0.0) - (a.time or 0.0)) for a, b in pairwise(found)
+            ]
+            since = [
+                (one, time / span)
+                for one, (span, time) in zip(found[1:], grown, strict=True)
+                if min(span, time) > 0
+            ]
+            found, times = [one for one, _ in since], [time for _, time in since]
         for one, time in zip(found, times, strict=True):
             self.add(one.row._replace(duration_ns=s_to_ns(time)))
         evaluation = median(self._evaluations) if self._evaluations else 0.0
@@ -147,6 +159,10 @@ def _time_of_epoch(
     named = [(match, _kind(match)) for match in _PATTERNS["named"].finditer(line)]
     evaluation = next((_seconds(match)[0] for match, kind in named if kind == "evaluation"), None)
     found = [match for match, kind in named if kind == "epoch"]
+    if epoch is None and any(_PATTERNS["of_input"].search(match["name"]) for match, _ in named):
+        found = []  # an iteration's
+    if found and epoch and _PATTERNS["evaluated"].match(line, epoch.end()):
+        return None, _seconds(found[0])[0]
     if not named:
         rate = _PATTERNS["per_epoch"].search(line)
         bare = rate or (epoch and _PATTERNS["unnamed"].match(line, epoch.end()))
@@ -180,6 +196,8 @@ def _seconds(match: re.Match[bytes]) -> tuple[float | None, bool]:
 
 def _is_since_start(found: list[Report]) -> bool:
     """Whether times are those of all epochs so far: they grow in proportion to the number."""
+    if any(one.is_bare for one in found):
+        return True
     pairs = [(a, b, (b.time or 0.0) - (a.time or 0.0)) for a, b in pairwise(found)]
     if len(found) < FEWEST or any(b.number <= a.number or grown <= 0 for a, b, grown in pairs):
         return False

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
+from itertools import accumulate, compress, pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -393,10 +394,18 @@ def _compared_with_the_clock(
     elif ratios:
         why = ", because the printed ones are longer"
     notes.append(f"Iteration times are the differences between the times of lines{why}.")
-    usual = median(ns for *_, ns in ticks)
-    gaps = [(ns, rows[start].iteration) for start, _, ns in ticks if ns > _GAP * usual]
+    runs = [0, *accumulate(one[1] != other[0] for one, other in pairwise(ticks))]
+    times: dict[int, list[int]] = {}
+    for run, (*_, ns) in zip(runs, ticks, strict=True):
+        times.setdefault(run, []).append(ns)
+    usual = {run: median(each) for run, each in times.items() if len(each) >= _FEWEST_TIMED}
+    of_all = median(ns for *_, ns in ticks)
+    is_gap = [
+        tick[2] > _GAP * usual.get(run, of_all) for run, tick in zip(runs, ticks, strict=True)
+    ]
+    gaps = [(ns, rows[start].iteration) for start, _, ns in compress(ticks, is_gap)]
     if gaps:  # of a job that was started again
-        ticks = [tick for tick in ticks if tick[2] <= _GAP * usual]
+        ticks = [tick for tick, is_one in zip(ticks, is_gap, strict=True) if not is_one]
         notes.append(NOTES["gaps"].format(len(gaps), max(gaps)[1]))
     timed = [row._replace(duration_ns=None, span=None) for row in rows]
     for start, end, ns in ticks:

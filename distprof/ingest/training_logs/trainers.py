@@ -54,7 +54,7 @@ _FAR_LONGER = 10
 """Of bars without labels of a training, one with a name is meant if it ran this much longer."""
 
 
-_OTHER_BARS = {"rich": "• ".encode(), "progress": b"| Total: "}
+_OTHER_BARS = {"rich": "• ".encode(), "progress": b"| Total: ", "endless": b"it ["}
 """Programs that draw bars in another way than tqdm, and a sign of each."""
 
 
@@ -144,6 +144,12 @@ class BarGrammar(Grammar):
     def finish(self) -> None:
         """Keep the bar that ran longest; of an epoch, the bar of its iterations that did."""
         named, bars = self._bars or ({}, {})
+        # Short ones without a total scan files.
+        bars = {
+            (name, total): bar
+            for (name, total), bar in bars.items()
+            if total < MAX_COUNT or bar.is_of_training or _seconds(bar) >= _MIN_SECONDS
+        }
         if bars:
             known = [bar for bar in bars.values() if bar.is_of_training] or [*bars.values()]
             longest = max(known, key=lambda bar: (_seconds(bar), bar.last_second))
@@ -170,8 +176,8 @@ class BarGrammar(Grammar):
             evaluations += [
                 b for b in others if 0 <= len(longest.seen) - len(b.seen) < 2 <= len(b.seen)
             ]
-            evaluated = sum(bar.most_seconds for bar in evaluations)
-            share = evaluated / (evaluated + longest.most_seconds or 1)
+            evaluated = sum(map(_lasted, evaluations))
+            share = evaluated / (evaluated + _lasted(longest) or 1)
             if longest not in evaluations and share >= LEAST_EVALUATION:
                 self.notes.append(NOTES["evaluation"].format(format_ratio(share)))
             passed, span = _seconds(longest), longest.last_step - longest.first_step
@@ -205,8 +211,9 @@ def _as_bars(block: bytes) -> bytes:
         block = _PATTERNS["glued"].sub(rb"\n\1\2", block)
     for name, sign in _OTHER_BARS.items():
         if sign in block:
-            unit = rb"\g<unit>" if name == "rich" else b"s/it"
-            bar = rb"\g<label>: 0%|| \g<step>/\g<all> [\g<passed><0:00, \g<rate>" + unit + b"] "
+            unit = b"s/it" if name == "progress" else rb"\g<unit>"
+            total = b"?" if name == "endless" else rb"\g<all>"
+            bar = rb"\g<label>: 0%%|| \g<step>/%b [\g<passed><0:00, \g<rate>%b] " % (total, unit)
             block = _PATTERNS[name].sub(bar, block)
     return block
 
@@ -216,6 +223,7 @@ def _label(before: bytes) -> tuple[bytes, bool, bool, bool]:
     """The name of a bar, or none; whether it is that of a training, of iterations, of epochs."""
     label = before.strip()
     is_of_training = bool(_PATTERNS["of_training"].search(before.rstrip()))
+    is_of_training &= not _PATTERNS["of_evaluation"].search(label)
     is_plain = is_of_training or label == b":" or not label.endswith(b":")
     is_plain |= bool(_PATTERNS["metric"].search(label))
     is_of_epochs = bool(_PATTERNS["of_epochs"].search(label))
@@ -239,6 +247,11 @@ def _bars(block: bytes) -> list[int]:
 
 def _seconds(bar: _Bar) -> int:
     return bar.last_second - bar.first_second
+
+
+def _lasted(bar: _Bar) -> int:
+    """Seconds that a bar was seen, in all epochs that draw it anew."""
+    return max(bar.most_seconds, _seconds(bar))
 
 
 def _whole(bar: _Bar, least: int = _MIN_SPAN) -> list[Row]:
