@@ -90,13 +90,7 @@ class CountersGrammar(Grammar):
         self._evaluations += [evaluation] if evaluation and self._num_since <= _NEAR else []
         if found is not None and (self._epoch is not None or b"epoch" in found[0]):
             time, has_unit = _seconds(found)
-            report = Report(
-                row=row,
-                number=self._epoch or 0,
-                time=time,
-                has_unit=has_unit,
-                is_bare=_PATTERNS["since_start"].search(line) is not None,
-            )
+            report = Report(row=row, number=self._epoch or 0, time=time, has_unit=has_unit)
             self._keep(self._timed, "epoch", text[: found.start()], report)
             self.num_not_finite += has_lost(text)
         if at_s is None:
@@ -135,15 +129,8 @@ class CountersGrammar(Grammar):
         if not found[0].has_unit and found[0].row.at_s is None:
             self.notes.append(NOTES["no_unit"])
         if _is_since_start(found):
-            grown = [
-                (b.number - a.number, (b.time or 0.0) - (a.time or 0.0)) for a, b in pairwise(found)
-            ]
-            since = [
-                (one, time / span)
-                for one, (span, time) in zip(found[1:], grown, strict=True)
-                if min(span, time) > 0
-            ]
-            found, times = [one for one, _ in since], [time for _, time in since]
+            grown = _grown(found)
+            found, times = [one for one, *_ in grown], [time / span for _, span, time in grown]
         for one, time in zip(found, times, strict=True):
             self.add(one.row._replace(duration_ns=s_to_ns(time)))
         evaluation = median(self._evaluations) if self._evaluations else 0.0
@@ -194,16 +181,23 @@ def _seconds(match: re.Match[bytes]) -> tuple[float | None, bool]:
     return value * (1e-3 if unit in _MS else _SECONDS[unit[:1]]), True
 
 
+def _grown(found: list[Report]) -> list[tuple[Report, int, float]]:
+    """Reports with a higher number than the one before: epochs and seconds between the two."""
+    pairs = (
+        (b, b.number - a.number, (b.time or 0.0) - (a.time or 0.0)) for a, b in pairwise(found)
+    )
+    return [pair for pair in pairs if pair[1] > 0]
+
+
 def _is_since_start(found: list[Report]) -> bool:
-    """Whether times are those of all epochs so far: they grow in proportion to the number."""
-    if any(one.is_bare for one in found):
-        return True
-    pairs = [(a, b, (b.time or 0.0) - (a.time or 0.0)) for a, b in pairwise(found)]
-    if len(found) < FEWEST or any(b.number <= a.number or grown <= 0 for a, b, grown in pairs):
+    """Whether times are those of all epochs of a run so far: they grow as the number does."""
+    grown = _grown(found)
+    if len(found) < FEWEST or any(time <= 0 for *_, time in grown):
         return False
-
-    def fits(a: Report, b: Report, grown: float, first: int) -> bool:
-        since = grown / (b.number - a.number) * (b.number + 1 - first)
-        return abs(since - (b.time or 0.0)) < _SLOPE * (b.time or 0.0)
-
-    return any(all(fits(*pair, first) for pair in pairs) for first in (0, 1))
+    each = sum(time for *_, time in grown) / sum(span for _, span, _ in grown)
+    ends = [a for a, b in pairwise(found) if b.number <= a.number] + found[-1:]
+    times = [(one.number, one.time or 0.0) for one in ends]
+    return any(
+        all(abs(each * (number + 1 - first) - time) < _SLOPE * time for number, time in times)
+        for first in (0, 1)
+    )

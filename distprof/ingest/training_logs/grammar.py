@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from itertools import accumulate, compress, pairwise
+from itertools import compress
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -242,6 +242,7 @@ _TINY = 0.05
 
 _FEWEST_TICKS, _FEWEST_TIMED = 2, 3  # Ticks of the clock between two lines, and pairs of them
 _GAP = 50  # Ratio to the usual time from which a time between dates is not that of iterations
+_NEAR = 7  # Neighbours on each side that say what is usual
 _EVEN = 0.03  # Relative difference of a ratio that is a whole number
 TYPED, RUN, AGAIN = "timed phases", "Run number ", "Iteration numbers start again"
 """Beginning of the name of a log that someone typed, and of notes on several runs in a text."""
@@ -394,18 +395,11 @@ def _compared_with_the_clock(
     elif ratios:
         why = ", because the printed ones are longer"
     notes.append(f"Iteration times are the differences between the times of lines{why}.")
-    runs = [0, *accumulate(one[1] != other[0] for one, other in pairwise(ticks))]
-    times: dict[int, list[int]] = {}
-    for run, (*_, ns) in zip(runs, ticks, strict=True):
-        times.setdefault(run, []).append(ns)
-    usual = {run: median(each) for run, each in times.items() if len(each) >= _FEWEST_TIMED}
-    of_all = median(ns for *_, ns in ticks)
-    is_gap = [
-        tick[2] > _GAP * usual.get(run, of_all) for run, tick in zip(runs, ticks, strict=True)
-    ]
-    gaps = [(ns, rows[start].iteration) for start, _, ns in compress(ticks, is_gap)]
-    if gaps:  # of a job that was started again
-        ticks = [tick for tick, is_one in zip(ticks, is_gap, strict=True) if not is_one]
+    ns = _ints(tick[2] for tick in ticks)
+    is_gap = ns > _GAP * near(ns)
+    if is_gap.any():  # of a job that was started again
+        gaps = [(ns, rows[start].iteration) for start, _, ns in compress(ticks, is_gap)]
+        ticks = [*compress(ticks, ~is_gap)]
         notes.append(NOTES["gaps"].format(len(gaps), max(gaps)[1]))
     timed = [row._replace(duration_ns=None, span=None) for row in rows]
     for start, end, ns in ticks:
@@ -434,6 +428,14 @@ def _pauses(
         return []
     most, at = max(longer)
     return [NOTES["pauses"].format(format_ratio(share), len(longer), format_duration(most), at)]
+
+
+def near(ns: Int64Array) -> Floats:
+    """The usual time around each report: the median of it and its neighbours."""
+    rows = np.lib.stride_tricks.sliding_window_view(
+        np.pad(ns, _NEAR, mode="reflect"), 2 * _NEAR + 1
+    )
+    return np.asarray(np.median(rows, axis=1))
 
 
 def _means(column: Int64Array, ticks: Sequence[tuple[int, int, int]]) -> Int64Array:

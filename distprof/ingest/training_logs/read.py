@@ -283,9 +283,8 @@ def _slowest_start(log: TrainingLog) -> TrainingLog:
         return replace(timed[times.index(max(times))], notes=(note, *log.notes))
     if log.unit != "epoch":
         return log
-    others = {format_duration(time): time for time in sorted(times[:-1])}
-    range_ = " to ".join([*others][:: max(len(others) - 1, 1)])
-    note = NOTES["many_runs"].format(len(parts), log.unit, range_)
+    least, most = (format_duration(f(times[:-1])) for f in (min, max))
+    note = NOTES["many_runs"].format(len(parts), log.unit, least, most)
     kept = (one for one in log.notes if not one.startswith(_OF_ALL_RUNS))
     return replace(timed[-1], notes=(note, *kept))
 

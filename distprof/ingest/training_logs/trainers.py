@@ -71,7 +71,6 @@ class _Bar(msgspec.Struct):
     is_of_training: bool = False  # Whether its label says so, or it shows a loss.
     is_done: bool = False  # Whether it is seen at its end.
 
-    most_seconds: int = 0
     # As printed: step, whole seconds, seconds per step, and half of its last digit.
     rates: list[tuple[int, int, float, float]] = msgspec.field(default_factory=list)
     rows: list[Row] = msgspec.field(default_factory=list)
@@ -115,7 +114,6 @@ class BarGrammar(Grammar):
                     bars[name, int(total)] = _Bar(*bar.seen[-1] * 3, seen=bar.seen)
                 continue  # what it shows next to the steps is new: the time is that of the next one
             self._follow(bar, int(step), second)
-            bar.most_seconds = max(bar.most_seconds, second)
             bar.seen += [(int(step), second)] * (len(bar.seen) < _MAX_RATES)
             bar.is_of_epochs |= is_of_epochs
             bar.is_done |= step == total
@@ -144,12 +142,9 @@ class BarGrammar(Grammar):
     def finish(self) -> None:
         """Keep the bar that ran longest; of an epoch, the bar of its iterations that did."""
         named, bars = self._bars or ({}, {})
-        # Short ones without a total scan files.
-        bars = {
-            (name, total): bar
-            for (name, total), bar in bars.items()
-            if total < MAX_COUNT or bar.is_of_training or _seconds(bar) >= _MIN_SECONDS
-        }
+        for key in [key for key in bars if key[1] == MAX_COUNT]:
+            if not bars[key].is_of_training and _seconds(bars[key]) < _MIN_SECONDS:
+                del bars[key]  # that scans files
         if bars:
             known = [bar for bar in bars.values() if bar.is_of_training] or [*bars.values()]
             longest = max(known, key=lambda bar: (_seconds(bar), bar.last_second))
@@ -250,8 +245,8 @@ def _seconds(bar: _Bar) -> int:
 
 
 def _lasted(bar: _Bar) -> int:
-    """Seconds that a bar was seen, in all epochs that draw it anew."""
-    return max(bar.most_seconds, _seconds(bar))
+    """Seconds of a bar from its start on, in all epochs that draw it anew."""
+    return _seconds(bar) + bar.seen[0][1]
 
 
 def _whole(bar: _Bar, least: int = _MIN_SPAN) -> list[Row]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from distprof.artefacts.record import shared_fields
 from distprof.costs.pipeline import bubble_fraction
-from distprof.ingest.training_logs.grammar import NOTES
+from distprof.ingest.training_logs.grammar import NOTES, near
 from distprof.run.logs import TrainingLog
 from distprof.run.run import Run
 from distprof.schema import ABSENT, Floats, Int64Array
@@ -56,7 +56,6 @@ MIN_KENDALL, GROWN_RATIO = 0.7, 1.3
 least ratio of the last third to the first, of a growth."""
 
 _FAR, _ROUNDER = 3, 5  # Ratio to the time of neighbours, and of round numbers to those of reports.
-_NEAR = 7  # Such neighbours on each side.
 
 _TOKENS = ("tokens_per_s", "tokens_per_s_per_device")
 _RATES = ("samples_per_s", "printed_samples_per_s", *_TOKENS, "tflops")
@@ -144,16 +143,9 @@ def _weights(number: Int64Array, ns: Int64Array, span: Int64Array) -> Floats:
     the others for all between: an evaluation or a checkpoint comes when a report does.
     """
     every = int(np.median(np.diff(number))) if len(number) > 1 else 1
-    is_far = (ns > _FAR * _near(ns)) & (span == 1) & (number != ABSENT)
+    is_far = (ns > _FAR * near(ns)) & (span == 1) & (number != ABSENT)
     is_round = every > 1 and (number[is_far] % (_ROUNDER * every) == 0).all()
     return np.where(is_far & is_round, 1 / max(every, 1), span)
-
-
-def _near(ns: Int64Array) -> Floats:
-    """Median of each report and its neighbours."""
-    padded = np.pad(ns, _NEAR, mode="reflect")
-    rows = np.lib.stride_tricks.sliding_window_view(padded, 2 * _NEAR + 1)
-    return np.asarray(np.median(rows, axis=1))
 
 
 # Slow iterations ----------------------------------------------------------------------------------
@@ -169,7 +161,7 @@ def _slow(number: Int64Array, ns: Int64Array, weight: Floats) -> dict[str, Any]:
     num_blocks = max(count // NEIGHBOURS, 1)
     edges = np.linspace(0, count, num_blocks + 1).astype(np.int64)
     usual = np.repeat([float(np.median(ns[a:b])) for a, b in pairwise(edges)], np.diff(edges))
-    usual = np.maximum(usual, _near(ns))  # of those that are slow in a row
+    usual = np.maximum(usual, near(ns))  # of those that are slow in a row
     more = np.pad(ns - usual, 1)
     left = np.abs(more[1:] + more[:-1])  # of each two in a row
     is_even = np.minimum(left[:-1], left[1:]) < UNEVEN * more[1:-1]
