@@ -170,12 +170,13 @@ def _refuse_text(path: Path) -> None:
     """Refuse text that no reader of logs knows, and say what they know."""
     head = _head(path)
     head = head.replace(b"\r", b"\n")  # bars of progress
-    text = head[: head.rfind(b"\n") + 1].decode("utf-8", "replace")
+    text = head[: head.rfind(b"\n") + 1 or None].decode("utf-8", "replace")
     lines = [line for line in text.splitlines() if line.strip()]
     first = next(iter(lines), "")
     told = next(filter(_TELLS.search, reversed(lines)), "")
     last = next(reversed(lines), "")
-    said = f"begins with “{plain(first.strip())[:60]}” and ends with “{plain(last.strip())[:60]}”"
+    end = f" and ends with “{plain(last.strip())[:60]}”" if len(head) < _HEAD_BYTES else ""
+    said = f"begins with “{plain(first.strip())[:60]}”{end}"
     said = f"says “{plain(told.strip())[:120]}”" if told else said
     is_json = path.name.lower().removesuffix(".gz").endswith(".json")
     is_text = b"\0" not in head and text.count("\ufffd") * 20 <= len(text)

@@ -47,7 +47,7 @@ _PATTERNS = byte_patterns("named_numbers.toml")
 _PHASES = _PATTERNS["phase"].groupindex.keys() - {"in", "exact", "value", "unit"}
 """Groups of the phases of an iteration by the names that people give them."""
 
-_BARE = (b"time", b"elapsed", b"duration")
+_BARE = (b"time", b"elapsed", b"duration", b"elapsed time", b"elapsed_time")
 _LONG_S, _MANY = 10.0, 10
 """A time from here on, with this many steps since the last report, is that of all of them."""
 _LEAST_WHOLE = 0.95  # Share of its parts; the name of less is not that of the whole.
@@ -71,6 +71,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     time: float | None = None
     has_unit: bool = False
     is_bare: bool = False
+    is_of_evaluation: bool = False
     phases: dict[str, float] = {}
     rate: float | None = None
 
@@ -179,7 +180,7 @@ class NamedNumbersGrammar(Grammar):
 
     def finish(self) -> None:
         """Decide on units, and whether these are the reports of a training program."""
-        found = of_the_usual_kind(self._found)
+        found = of_the_usual_kind([r for r in self._found if not r.is_of_evaluation] or self._found)
         if len(found) < 2:
             return
         factor = self._factor(found)
@@ -221,7 +222,9 @@ def candidates(pattern: re.Pattern[bytes], block: bytes) -> Iterator[bytes]:
 
 def number_of_step(line: bytes) -> tuple[int, int] | None:
     """Number of the step that a line in lower case names, and where it begins."""
-    step = _PATTERNS["step"].search(line) or _PATTERNS["place"].search(line)
+    step, place = _PATTERNS["step"].search(line), _PATTERNS["place"].search(line)
+    if step is None or (place and _PATTERNS["of_samples"].search(line, step.start())):
+        step = place
     if step is None or step.lastindex is None:
         return None
     number = int(step[step.lastindex].replace(b",", b""))
@@ -255,6 +258,7 @@ def _read(text: bytes) -> Report | None:
         time=time,
         has_unit=has_unit,
         is_bare=named is not None and per_step is None and named["name"] in _BARE,
+        is_of_evaluation=_PATTERNS["evaluated"].search(line, 0, step[1]) is not None,
         phases=phases,
     )
 
