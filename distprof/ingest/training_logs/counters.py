@@ -38,6 +38,7 @@ from distprof.ingest.training_logs.named_numbers import (
     candidates,
     number_of_step,
     of_the_usual_kind,
+    per_number,
 )
 from distprof.units import format_duration
 
@@ -125,16 +126,17 @@ class CountersGrammar(Grammar):
         self._dated.clear()
 
     def _add_times(self, found: list[Report]) -> None:
-        times = [one.time or 0.0 for one in found]
+        times = [one.time for one in found]
         if not found[0].has_unit and found[0].row.at_s is None:
             self.notes.append(NOTES["no_unit"])
         if _is_since_start(found):
-            grown = _grown(found)
-            found, times = [one for one, *_ in grown], [time / span for _, span, time in grown]
+            times = per_number(found)
         for one, time in zip(found, times, strict=True):
             self.add(one.row._replace(duration_ns=s_to_ns(time)))
         evaluation = median(self._evaluations) if self._evaluations else 0.0
-        if len(self._evaluations) >= FEWEST and evaluation > _LONG_EVALUATION * median(times):
+        if len(self._evaluations) >= FEWEST and evaluation > _LONG_EVALUATION * median(
+            filter(None, times)
+        ):
             shown = format_duration(s_to_ns(evaluation))
             self.notes.append(NOTES["evaluation_of_epochs"].format(shown))
 
@@ -181,23 +183,14 @@ def _seconds(match: re.Match[bytes]) -> tuple[float | None, bool]:
     return value * (1e-3 if unit in _MS else _SECONDS[unit[:1]]), True
 
 
-def _grown(found: list[Report]) -> list[tuple[Report, int, float]]:
-    """Reports with a higher number than the one before: epochs and seconds between the two."""
-    pairs = (
-        (b, b.number - a.number, (b.time or 0.0) - (a.time or 0.0)) for a, b in pairwise(found)
-    )
-    return [pair for pair in pairs if pair[1] > 0]
-
-
 def _is_since_start(found: list[Report]) -> bool:
     """Whether times are those of all epochs of a run so far: they grow as the number does."""
-    grown = _grown(found)
-    if len(found) < FEWEST or any(time <= 0 for *_, time in grown):
-        return False
-    each = sum(time for *_, time in grown) / sum(span for _, span, _ in grown)
+    each = [*filter(None, per_number(found))]
     ends = [a for a, b in pairwise(found) if b.number <= a.number] + found[-1:]
-    times = [(one.number, one.time or 0.0) for one in ends]
+    if len(found) < FEWEST or len(each) + len(ends) < len(found):
+        return False
+    usual, times = median(each), [(one.number + 1, one.time or 0.0) for one in ends]
     return any(
-        all(abs(each * (number + 1 - first) - time) < _SLOPE * time for number, time in times)
+        all(abs(usual * (number - first) - time) < _SLOPE * time for number, time in times)
         for first in (0, 1)
     )

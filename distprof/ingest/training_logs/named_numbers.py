@@ -51,10 +51,7 @@ _BARE = (b"time", b"elapsed", b"duration", b"elapsed time", b"elapsed_time")
 _LONG_S, _MANY = 10.0, 10
 """A time from here on, with this many steps since the last report, is that of all of them."""
 _LEAST_WHOLE = 0.95  # Share of its parts; the name of less is not that of the whole.
-_LEAST_LISTED, _MOST_LISTED = (
-    50,
-    102,
-)  # Percent that are listed of an iteration, as far as digits go
+_LEAST_LISTED, _MOST_LISTED = 50, 102  # Percent of an iteration in a list, as far as digits go
 _LEAST_COMPLETE = 0.3  # Share of typed iterations that name all phases
 _MAX_LINE = 2_000
 MAX_KEPT = 50_000
@@ -315,15 +312,19 @@ def of_the_usual_kind(found: list[Report], fewest: int = FEWEST) -> list[Report]
     return mine if rises + min(starts, rises / 2) >= 0.8 * len(pairs) else []
 
 
+def per_number(found: list[Report]) -> list[float | None]:
+    """Time of each step or epoch, from times since the start; None where the number falls."""
+    result: list[float | None] = [None]
+    for before, one in pairwise(found):
+        span, since = one.number - before.number, (one.time or 0.0) - (before.time or 0.0)
+        result.append(since / span if span > 0 and since >= 0 else None)
+    return result
+
+
 def _durations(found: list[Report], factor: float) -> list[float | None]:
     """Seconds per step: as printed, from the time since the start, or from a rate of steps."""
     if _is_since_start(found):
-        result: list[float | None] = [None]
-        for before, one in pairwise(found):
-            span = one.number - before.number
-            since = (one.time or 0.0) - (before.time or 0.0)
-            result.append(since * factor / span if span > 0 and since >= 0 else None)
-        return result
+        return [each and each * factor for each in per_number(found)]
     return [
         one.time * factor
         if one.time is not None

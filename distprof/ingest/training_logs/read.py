@@ -54,9 +54,6 @@ _ALIKE, _LIKELY = 1.5, 3
 _APART, _NAMED_APART = 1.2, 1.1
 """Ratio from which two runs differ, and from which those that a text names do."""
 
-_OF_ALL_RUNS = tuple(NOTES[name].partition("{")[0] for name in ("pauses", "gaps"))
-"""Beginnings of notes that do not hold for one of many runs."""
-
 _FEWEST, _MOST_STARTS = 3, 7
 """Fewest reports of each run, and most starts: of more, an epoch numbers its iterations anew."""
 
@@ -285,7 +282,8 @@ def _slowest_start(log: TrainingLog) -> TrainingLog:
         return log
     least, most = (format_duration(f(times[:-1])) for f in (min, max))
     note = NOTES["many_runs"].format(len(parts), log.unit, least, most)
-    kept = (one for one in log.notes if not one.startswith(_OF_ALL_RUNS))
+    of_all = ("Pauses between", "The log does not say what passed")
+    kept = (one for one in log.notes if not one.startswith(of_all))
     return replace(timed[-1], notes=(note, *kept))
 
 

@@ -171,8 +171,8 @@ class BarGrammar(Grammar):
             evaluations += [
                 b for b in others if 0 <= len(longest.seen) - len(b.seen) < 2 <= len(b.seen)
             ]
-            evaluated = sum(map(_lasted, evaluations))
-            share = evaluated / (evaluated + _lasted(longest) or 1)
+            each = [_seconds(bar) + bar.seen[0][1] for bar in (*evaluations, longest)]
+            share = sum(each[:-1]) / (sum(each) or 1)
             if longest not in evaluations and share >= LEAST_EVALUATION:
                 self.notes.append(NOTES["evaluation"].format(format_ratio(share)))
             passed, span = _seconds(longest), longest.last_step - longest.first_step
@@ -242,11 +242,6 @@ def _bars(block: bytes) -> list[int]:
 
 def _seconds(bar: _Bar) -> int:
     return bar.last_second - bar.first_second
-
-
-def _lasted(bar: _Bar) -> int:
-    """Seconds of a bar from its start on, in all epochs that draw it anew."""
-    return _seconds(bar) + bar.seen[0][1]
 
 
 def _whole(bar: _Bar, least: int = _MIN_SPAN) -> list[Row]:
