@@ -395,8 +395,8 @@ def _compared_with_the_clock(
     elif ratios:
         why = ", because the printed ones are longer"
     notes.append(f"Iteration times are the differences between the times of lines{why}.")
-    ns = _ints(tick[2] for tick in ticks)
-    is_gap = ns > _GAP * near(ns)
+    times = _ints(tick[2] for tick in ticks)
+    is_gap = times > _GAP * near(times)
     if is_gap.any():  # of a job that was started again
         gaps = [(ns, rows[start].iteration) for start, _, ns in compress(ticks, is_gap)]
         ticks = [*compress(ticks, ~is_gap)]
@@ -450,6 +450,7 @@ def _spans(rows: Sequence[Row]) -> Int64Array:
     number = _ints(row.iteration for row in rows)
     steps = np.diff(number, prepend=number[:1]) * (np.roll(number, 1) != ABSENT)
     usual = int(np.median(steps[steps > 0])) if (steps > 0).any() else 1
+    steps[steps > _GAP * usual] = usual  # as after a pause in which other iterations passed
     by_numbers = np.where((steps > 0) & (number != ABSENT), steps, usual)
     printed = _ints(row.span for row in rows)
     return np.maximum(np.where(printed > 0, printed, by_numbers), 1)

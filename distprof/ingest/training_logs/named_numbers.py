@@ -42,7 +42,8 @@ FEWEST = 3
 """Reports in ascending order that make a log of a training program."""
 
 _UNITS = {b"ns": 1e-9, b"us": 1e-6, b"\xc2\xb5s": 1e-6, b"ms": 1e-3, b"msec": 1e-3,
-          b"milliseconds": 1e-3, b"s": 1.0, b"sec": 1.0, b"secs": 1.0, b"seconds": 1.0}  # fmt: skip
+          b"milliseconds": 1e-3, b"s": 1.0, b"sec": 1.0, b"secs": 1.0, b"seconds": 1.0,
+          b"min": 60.0, b"mins": 60.0}  # fmt: skip
 _PATTERNS = byte_patterns("named_numbers.toml")
 _PHASES = _PATTERNS["phase"].groupindex.keys() - {"in", "exact", "value", "unit"}
 """Groups of the phases of an iteration by the names that people give them."""
@@ -201,8 +202,8 @@ class NamedNumbersGrammar(Grammar):
         if stamped is None:
             self.notes.append(NOTES["no_unit"])
             return 1.0
-        if _is_ascending(times):
-            times = [b - a for a, b in pairwise(times)]
+        if _is_since_start(found):
+            times = [each for each in per_number(found) if each]
         usual = max(median(times), 1e-12)
         return min((1.0, 1e-3, 1e-6), key=lambda unit: abs(math.log(usual * unit / stamped)))
 
@@ -338,13 +339,13 @@ def _durations(found: list[Report], factor: float) -> list[float | None]:
 
 
 def _is_since_start(found: list[Report]) -> bool:
-    known = [one.time for one in found if one.time is not None]
-    return found[0].is_bare and len(known) == len(found) > FEWEST and _is_ascending(known)
-
-
-def _is_ascending(times: list[float]) -> bool:
-    """Whether times are those since the start: they never fall, and end far above the first."""
-    return all(b >= a for a, b in pairwise(times)) and times[-1] > 2 * max(times[0], 1e-9)
+    """Whether times are those since the start of a run: they rise and fall as its numbers do."""
+    times = [one.time for one in found if one.time is not None]
+    if not found[0].is_bare or not len(times) == len(found) > FEWEST:
+        return False
+    falls = [b.number < a.number for a, b in pairwise(found)]
+    as_numbers = [(b < a) == fall for (a, b), fall in zip(pairwise(times), falls, strict=True)]
+    return all(as_numbers) and max(times) > 2 * max(min(times), 1e-9)
 
 
 def _by_stamps(found: list[Report]) -> float | None:
