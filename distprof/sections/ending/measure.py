@@ -548,12 +548,14 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     following += _after_a_timeout(output)
     foreign = {_key(e) for e in tracebacks if not is_own(e) or e in following}
     is_survived = _survived(output)
+    refused = {e.file: e for e in _of(output, "usage") if e.name == "arguments"}  # the last one
     traps = ("device",) if any(e.name == "deepep-barrier" for e in output.events) else ()
     events = [
         e
         for e in _of(output, *words().kinds["precedence"])
         if not (is_survived(e) or e.yields in traps or e in following)
         and not (e.yields == "port" and _is_avoided(e, output))
+        and not (e.name == "arguments" and e.rank is None and e is not refused[e.file])
         and (e.yields not in _SURVIVABLE or is_own(e))
         and not (e.yields == "error" and _key(e) in foreign)  # the last line of one
     ]
@@ -664,7 +666,8 @@ def _survived(output: JobOutput) -> Callable[[OutputEvent], bool]:
         if event.yields == "error" and is_alone and len(lines) >= _MAX_TOLD:
             return max(lines) - min(lines) > _NEAR_LINES
         is_short = is_alone or event.yields in ("build", "error")
-        after = output.lines_of.get(event.file, 0) - event.line
+        line = event.again if event.name == "arguments" else 0
+        after = output.lines_of.get(event.file, 0) - max(event.line, line)
         if after <= (_NEAR_LINES if is_short else _SURVIVED_LINES):
             return False
         kinds = {kind: line for (file, kind), line in last.items() if file == event.file}
