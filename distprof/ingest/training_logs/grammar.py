@@ -406,7 +406,10 @@ def _compared_with_the_clock(
 
 
 def _pauses(
-    rows: Sequence[Row], ticks: Sequence[tuple[int, int, int]], usual: Int64Array, ratio: int = 3
+    rows: Sequence[Row],
+    ticks: Sequence[tuple[int, int, int]],
+    usual: Int64Array | Floats,
+    ratio: int = 3,
 ) -> list[str]:
     """A note on time between reports that is far longer than that of their iterations."""
     spans = [(rows[end].iteration or 0) - (rows[start].iteration or 0) for start, end, _ in ticks]

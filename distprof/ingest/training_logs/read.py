@@ -16,7 +16,7 @@ from msgspec.structs import asdict, replace
 
 from distprof.escape import shorten
 from distprof.hardware import load_sheet
-from distprof.ingest.files import DAMAGE, Blocks, opened, read_some, refusing, unwrapped
+from distprof.ingest.files import DAMAGE, Blocks, opened, read_some, refusing
 from distprof.ingest.training_logs.counters import CountersGrammar
 from distprof.ingest.training_logs.grammar import (
     AGAIN,
@@ -34,6 +34,7 @@ from distprof.ingest.training_logs.named_numbers import NamedNumbersGrammar, Pha
 from distprof.ingest.training_logs.reports import Reports
 from distprof.ingest.training_logs.tables import ColumnsGrammar, GoldenValues
 from distprof.ingest.training_logs.trainers import BarGrammar, LightningGrammar, compare
+from distprof.ingest.wrapped import unwrapped
 from distprof.run.logs import TrainingLog
 from distprof.schema import ABSENT
 from distprof.units import format_duration
