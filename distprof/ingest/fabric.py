@@ -461,7 +461,7 @@ def _points(
     timed = [(size, time_us) for size, time_us in rows if size and time_us > 0]
     if empty := len(rows) - len(timed):
         notes.append(f"{empty} rows without bytes or time were skipped.")
-    times = grouped((size, time_us * 1_000) for size, time_us in timed)
+    times = grouped([(size, time_us * 1_000) for size, time_us in timed])
     return tuple(
         point(kind, ranks, size, times[size], num_iterations=table.num_iterations)
         for size in sorted(times)
