@@ -1206,9 +1206,7 @@ def _peer(output: JobOutput) -> EndingResult | None:
         event = next(close, event)
     if event.yields != "network":
         same = [e for e in events if e.yields == event.yields]
-        named = (
-            e for e in same if {"last", "store", "peer"} & e.fields.keys() or e.name == "nccl-cuda"
-        )
+        named = (e for e in same if _NAMING & e.fields.keys() or e.name == "nccl-cuda")
         event = next(named, event)
     own = [e for e in events if e.name == event.name] if event.yields == "nccl" else events
     victims = tuple(sorted({e.rank for e in own if e.rank is not None}))
@@ -1271,6 +1269,7 @@ def _peer(output: JobOutput) -> EndingResult | None:
     return replace(_made(event.yields, line + tail, event, *steps, ranks=()), suspects=suspects)
 
 
+_NAMING = {"last", "store", "peer", "end"}  # fields of a lost connection that say more
 _UNNAMED = ", and its lines do not name that rank"
 
 
