@@ -114,6 +114,9 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     found = _amid(found, began) if began else found
     if shown := _shown_before(found, whole):
         found = _amid(found, f"Just before, the output shows “{shown}”.")
+    ports = [e for e in _of(output, "network") if ": port error" in e.text]
+    if ports and found.positions:
+        found = _amid(found, words().says("ports", text=ports[0].text))
     if longer := took_longer(output, found):
         found = _amid(found, longer, *words().steps["long work"])
     found = _once_finished(found, whole, _why_mixed(output) if cause is _mixed else "")
@@ -1207,9 +1210,7 @@ def _peer(output: JobOutput) -> EndingResult | None:
     dogs = {e.file: e.line for e in reversed(_of(output, "timeout"))}  # they end their process
     if not events or all(e.yields == "peer" and e.line > dogs.get(e.file, e.line) for e in events):
         return None
-    event = events[0]
-    if event.fields.get("code") == "5":  # it only follows another completion
-        event = next((e for e in events if e.fields.get("code", "5") != "5"), event)
+    event = min(events, key=lambda e: e.fields.get("code") == "5")  # which only follows another
     if event.yields != "network":  # NCCL names the reason after the error
         whole = (event, replace(event, rank=None))
         networks = (e for e in events if e.yields == "network")
@@ -1217,9 +1218,7 @@ def _peer(output: JobOutput) -> EndingResult | None:
         event = next(close, event)
     if event.yields != "network":
         same = [e for e in events if e.yields == event.yields]
-        named = (
-            e for e in same if {"last", "store", "peer"} & e.fields.keys() or e.name == "nccl-cuda"
-        )
+        named = (e for e in same if _NAMING & e.fields.keys() or e.name == "nccl-cuda")
         event = next(named, event)
     own = [e for e in events if e.name == event.name] if event.yields == "nccl" else events
     victims = tuple(sorted({e.rank for e in own if e.rank is not None}))
@@ -1239,6 +1238,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
     elif "store" in event.fields:
         where = event.fields["store"]
         line = f"{who} lost the store at {where}. Most often rank 0 or its launcher ended."
+    elif event.yields == "peer" and writer and peer.startswith(writer[1].partition(".")[0]):
+        line = words().says("own proxy", who=who, whom=whom)
     elif event.yields == "peer":
         line = f"{who} lost the connection to another rank{whom}. Most often that rank ended first."
     elif event.yields == "network":
@@ -1260,12 +1261,11 @@ def _peer(output: JobOutput) -> EndingResult | None:
     warning = _warning_near(event, output, sys.maxsize)
     if suspects:
         tail = f" {capitalized(name_ranks(suspects))} reported nothing."
-    elif event.yields == "peer" and "store" not in event.fields:
+    elif event.yields == "peer" and "another rank" in line:
         tail = " The output does not show which rank."
     elif event.yields == "nccl" and "last" not in event.fields and warning is not None:
         also = "" if what in _warned(warning) else f" ({what})"
-        if warning.rank not in (None, event.rank):
-            who = _subject(warning)
+        who = who if warning.rank in (None, event.rank) else _subject(warning)
         line = f"{who} failed in NCCL{where}: {_warned(warning)}{also}."
         steps = steps[1:]
     advice = advice_on(event.yields, f"{line}{tail} {event.text}")
@@ -1282,6 +1282,7 @@ def _peer(output: JobOutput) -> EndingResult | None:
     return replace(_made(event.yields, line + tail, event, *steps, ranks=()), suspects=suspects)
 
 
+_NAMING = {"last", "store", "peer", "end"}  # fields of a lost connection that say more
 _UNNAMED = ", and its lines do not name that rank"
 
 
