@@ -86,6 +86,8 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
         said = f"Stuck: {'; '.join(parts)}{of_worker}."
         if not held:
             told = "No stack shows a rank that the others wait for."
+            if count > 1 and len(stacks) == 1 and waiting and waiting[0].activity == "collective":
+                told = words().says("perhaps all processes", count=f"{count:,}")
             if said_op:
                 parts = [f"a process is said to wait in {said_op}"]
                 told = f"Then it waits for ranks that did not come to {_call(stacks[-1])}."
