@@ -1497,6 +1497,14 @@ def _waiting(output: JobOutput) -> EndingResult | None:
     return _store(replace(output, events=tuple(replace(e, yields="store") for e in events)))
 
 
+def _waits(output: JobOutput) -> EndingResult | None:
+    """What the last lines of a program say that it waits for."""
+    last = max(_of(output, "wait"), key=lambda e: max(e.line, e.again))
+    text = f"the text ends while a process waits for {last.fields['what']}"
+    is_last = _is_at_end(replace(last, line=max(last.line, last.again)), output, _LAST_LINES)
+    return _undecided("complaint", text, "complaint") if is_last else None
+
+
 def _twice(output: JobOutput) -> EndingResult | None:
     """Ranks that several processes took, so that others are missing."""
     events = [e for e in _of(output, "joining") if e.rank is not None and "expected" in e.fields]
@@ -1907,6 +1915,7 @@ _CAUSES: dict[Callable[[JobOutput], EndingResult | None], tuple[str, ...]] = {
     lambda output: _undecided(  # a text that only says itself that the job ended
         "complaint", words().says("silence", last=last_printed(output)), "silence"
     ): ("silence",),
+    _waits: ("wait",),
     _hinted: (),
     lambda _: _undecided("aside", words().alone["aside"], "aside"): ("aside",),
 }
