@@ -865,7 +865,9 @@ def _exits(output: JobOutput) -> list[OutputEvent]:
     later = (e for e in _of(output, "exit") if e.fields.get("time", first) > first)
     swept = {e.fields.get("pid") for e in later if _signal(e) in ended} - {None}
     found = (e for e in _of(output, *order) if e.line <= whole.get(e.file, e.line))
+    agents = _of(output, "local_exit") or [e for e in output.events if e.name == "elastic-failure"]
     found = (e for e in found if e.fields.get("pid") not in swept)
+    found = (e for e in found if not agents or e.name != "srun-exit" or _signal(e))
     exits = [e for e in found if _signal(e) not in ended or e.line < ends.get(e.file, e.line + 1)]
     if all(e.at_s is not None for e in exits):
         exits.sort(key=lambda e: e.at_s or 0.0)
@@ -896,10 +898,15 @@ def _killed(output: JobOutput) -> EndingResult | None:
 
 def _left(output: JobOutput) -> EndingResult | None:
     """A process that exited by itself before the first time-out: the others waited for it."""
-    first = {e.file: e.line for e in reversed(_of(output, *OF_WATCHDOGS))}
-    exits = (e for e in _exits(output) if not _signal(e) and e.number("code"))
-    event = next((e for e in exits if e.line < first.get(e.file, 0)), None)
+    first = {e.file: e for e in reversed(_of(output, *OF_WATCHDOGS))}
+    exits = [e for e in _exits(output) if not _signal(e) and e.number("code") and e.file in first]
+    ages = ((first[e.file].at_s or 0) - (e.at_s or first[e.file].at_s or 0) for e in exits)
+    both = zip(exits, ages, strict=True)
+    event = next((e for e, age in both if e.line < first[e.file].line or age > _APART_S), None)
     return None if event is None else _ended(event, output)
+
+
+_APART_S = 2.0  # launchers tell whole seconds
 
 
 def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
