@@ -164,6 +164,7 @@ def _in_groups(waiting: Mapping[str, Sequence[EndingPosition]], output: JobOutpu
     what, positions = "; ".join(texts[:4]), [one for some in waiting.values() for one in some]
     held = {one.rank for one in positions if _waits(one)}
     free = sorted({*output.ranks} - held) if all(one.is_global for one in positions) else []
+    free = [rank for rank in free if "Watchdog caught" not in output.last_lines.get(rank, "")]
     if 0 < len(free) <= len(held):
         who, what = name_ranks(free), capitalized(what)
         text = words().says("in no group", who=who, waits=verb(free, "wait"), what=what)
