@@ -135,9 +135,12 @@ def diagnose_positions(output: JobOutput) -> EndingResult | None:
     first = min(found, key=lambda one: order.index(one.cause))
     if first.cause == "behind" and (root := _root(first, dict(zip(waiting, found, strict=True)))):
         return root
-    is_named = "" not in waiting or _OTHER in waiting
-    if first.cause not in ("mismatch", "behind") and len(found) > 1 and is_named:
-        return min(_in_groups(waiting, output), first, key=lambda one: order.index(one.cause))
+    if first.cause not in ("mismatch", "behind") and len(found) > 1:
+        if _OTHER in waiting:  # the numbers of ranks may be those of members, too
+            return _in_groups(waiting, output)
+        if "" not in waiting:
+            apart = _in_groups(waiting, output)
+            return min(apart, first, key=lambda one: order.index(one.cause))
     return first
 
 
