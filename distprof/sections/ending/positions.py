@@ -139,8 +139,7 @@ def diagnose_positions(output: JobOutput) -> EndingResult | None:
         if _OTHER in waiting:  # the numbers of ranks may be those of members, too
             return _in_groups(waiting, output)
         if "" not in waiting:
-            apart = _in_groups(waiting, output)
-            return min(apart, first, key=lambda one: order.index(one.cause))
+            return min(_in_groups(waiting, output), first, key=lambda p: order.index(p.cause))
     return first
 
 
