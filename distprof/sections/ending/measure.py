@@ -104,7 +104,7 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     known = {"timeout", *(e.yields for e in output.events)}
     named = [e for e in said_in(titled) if e not in output.events and not e.again]
     named = [e for e in named if e.yields not in known]
-    if found.positions and named:
+    if found.positions and named and not _of(output, "exception", "error"):
         found = _amid(
             found, words().says("title of another", said=named[0].text.lstrip("# ")[:_MAX_SAID])
         )
