@@ -365,7 +365,7 @@ OUTPUT_BOUND = Bound(
 _OUTPUT_BYTES = 1 << 23
 _OF_KERNELS = {"xid", "host_memory", "crash"}
 _ERROR = {"error", "mixed"}
-_STARTS = {"setup", "calls", "joining", "complaint", "silence"}  # of healthy jobs, too
+_STARTS = {"setup", "calls", "joining", "complaint", "silence", "wait"}  # of healthy jobs, too
 # What a run that stands prints.
 _OF_A_RUN = ("output of nccl-tests", "a speed of", "a single ", "losses of", "a progress bar")
 _STOPPED = {"cancelled", "stopped"}

@@ -105,7 +105,7 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     known = {"timeout", *(e.yields for e in output.events)}
     named = [e for e in said_in(titled) if e not in output.events and not e.again]
     named = [e for e in named if e.yields not in known]
-    if found.positions and named:
+    if found.positions and named and not _of(output, "exception", "error"):
         found = _amid(
             found, words().says("title of another", said=named[0].text.lstrip("# ")[:_MAX_SAID])
         )
@@ -873,7 +873,9 @@ def _exits(output: JobOutput) -> list[OutputEvent]:
     later = (e for e in _of(output, "exit") if e.fields.get("time", first) > first)
     swept = {e.fields.get("pid") for e in later if _signal(e) in ended} - {None}
     found = (e for e in _of(output, *order) if e.line <= whole.get(e.file, e.line))
+    agents = _of(output, "local_exit") or [e for e in output.events if e.name == "elastic-failure"]
     found = (e for e in found if e.fields.get("pid") not in swept)
+    found = (e for e in found if not agents or e.name != "srun-exit" or _signal(e))
     exits = [e for e in found if _signal(e) not in ended or e.line < ends.get(e.file, e.line + 1)]
     if all(e.at_s is not None for e in exits):
         exits.sort(key=lambda e: e.at_s or 0.0)
@@ -904,10 +906,15 @@ def _killed(output: JobOutput) -> EndingResult | None:
 
 def _left(output: JobOutput) -> EndingResult | None:
     """A process that exited by itself before the first time-out: the others waited for it."""
-    first = {e.file: e.line for e in reversed(_of(output, *OF_WATCHDOGS))}
-    exits = (e for e in _exits(output) if not _signal(e) and e.number("code"))
-    event = next((e for e in exits if e.line < first.get(e.file, 0)), None)
+    first = {e.file: e for e in reversed(_of(output, *OF_WATCHDOGS))}
+    exits = [e for e in _exits(output) if not _signal(e) and e.number("code") and e.file in first]
+    ages = ((first[e.file].at_s or 0) - (e.at_s or first[e.file].at_s or 0) for e in exits)
+    both = zip(exits, ages, strict=True)
+    event = next((e for e, age in both if e.line < first[e.file].line or age > _APART_S), None)
     return None if event is None else _ended(event, output)
+
+
+_APART_S = 2.0  # launchers tell whole seconds
 
 
 def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
@@ -1511,6 +1518,14 @@ def _waiting(output: JobOutput) -> EndingResult | None:
     return _store(replace(output, events=tuple(replace(e, yields="store") for e in events)))
 
 
+def _waits(output: JobOutput) -> EndingResult | None:
+    """What the last lines of a program say that it waits for."""
+    last = max(_of(output, "wait"), key=lambda e: max(e.line, e.again))
+    text = f"the text ends while a process waits for {last.fields['what']}"
+    is_last = _is_at_end(replace(last, line=max(last.line, last.again)), output, _LAST_LINES)
+    return _undecided("complaint", text, "complaint") if is_last else None
+
+
 def _twice(output: JobOutput) -> EndingResult | None:
     """Ranks that several processes took, so that others are missing."""
     events = [e for e in _of(output, "joining") if e.rank is not None and "expected" in e.fields]
@@ -1921,6 +1936,7 @@ _CAUSES: dict[Callable[[JobOutput], EndingResult | None], tuple[str, ...]] = {
     lambda output: _undecided(  # a text that only says itself that the job ended
         "complaint", words().says("silence", last=last_printed(output)), "silence"
     ): ("silence",),
+    _waits: ("wait",),
     _hinted: (),
     lambda _: _undecided("aside", words().alone["aside"], "aside"): ("aside",),
 }
