@@ -49,7 +49,7 @@ _PHASES = _PATTERNS["phase"].groupindex.keys() - {"in", "exact", "value", "unit"
 
 _BARE = (b"time", b"elapsed", b"duration", b"elapsed time", b"elapsed_time")
 _STEADY, _FALLING = 1.2, 0.98
-_LONG_S, _MANY = 10.0, 10  # A time from here on, of so many steps, is that of all of them
+_LONG_S, _MANY = 10.0, 10  # A time from here on, of at least this many steps, is that of all
 _LEAST_WHOLE = 0.95  # Share of its parts; the name of less is not that of the whole.
 _LEAST_LISTED, _MOST_LISTED = 50, 102  # Percent of an iteration in a list, as far as digits go
 _LEAST_COMPLETE = 0.3  # Share of typed iterations that name all phases

@@ -270,7 +270,8 @@ def _slow_rate(log: TrainingLog) -> SlowPeriod | None:
 def _among_few(number: Int64Array, ns: Int64Array, span: Floats) -> SlowPeriod | None:
     """The last or first of few reports, if a wide gap parts them from the others, or growth."""
     third, at, early = len(ns) // 3, _gap(ns), _gap(ns[::-1], FEWEST_FEW)
-    is_early = 0 < early < len(ns) and not at and span[-early] <= 2 * np.median(span)
+    is_early = 0 < early < len(ns) and not at
+    is_early = is_early and np.diff(number)[-early] <= 2 * np.median(np.diff(number))
     is_early = is_early and ns[:-early].min() > FAR_LONGER * ns[-early:].max()
     is_gradual = not at and not is_early
     inside = np.arange(len(ns)) >= (at or len(ns) - (early if is_early else third))
