@@ -155,8 +155,8 @@ def _shown(result: NcclResult) -> dict[str, str]:
 
 def _chosen(result: NcclResult) -> str:
     """The network that all processes chose; empty if unknown."""
-    has_shared_memory = ("NCCL_SHM_DISABLE", "1") not in ((s.name, s.value) for s in result.settings)
-    if result.is_on_one_host and has_shared_memory:
+    has_memory = not any(s.name == "NCCL_SHM_DISABLE" and s.value == "1" for s in result.settings)
+    if result.is_on_one_host and has_memory:
         return "All ranks are on one host, so they do without the network."
     if not result.networks:
         return ""
