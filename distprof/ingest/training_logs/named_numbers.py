@@ -46,6 +46,7 @@ _PATTERNS = byte_patterns("named_numbers.toml")
 _PHASES = _PATTERNS["phase"].groupindex.keys() - {"in", "exact", "value", "unit"}
 """Groups of the phases of an iteration by the names that people give them."""
 
+_INSIDE = ("reduction of gradients", "communication")  # of the backward pass, perhaps
 _BARE = (b"time", b"elapsed", b"duration")
 _STEADY, _FALLING = 1.2, 0.98
 _LONG_S, _MANY = 10.0, 10  # A time from here on, of so many steps, is that of all of them
@@ -152,10 +153,10 @@ class PhasesGrammar(Grammar):
             self.notes.append(NOTES["no_unit"])
         is_known = True
         for phases in complete:
-            parts = sum(time for name, time in phases.items() if name)
             whole = phases.pop("", 0.0)
-            is_known &= whole >= _LEAST_WHOLE * parts
-            self.add(Row(None, duration_ns=s_to_ns(max(parts, whole))))
+            parts = sum(phases.values())
+            is_known &= whole >= _LEAST_WHOLE * max(phases.values())  # of which one holds another
+            self.add(Row(None, duration_ns=s_to_ns(whole if is_known else max(parts, whole))))
             self.add_seconds(phases)
         if not is_known:
             self.notes.append(NOTES["known_phases"])
@@ -334,7 +335,7 @@ def _durations(found: list[Report], factor: float) -> list[float | None]:
         if one.time is not None
         else 1 / one.rate
         if one.rate
-        else sum(one.phases.values()) * factor
+        else sum(time for name, time in one.phases.items() if name not in _INSIDE) * factor
         if one.phases.keys() >= {"forward", "backward"}
         else None
         for one in found
@@ -343,12 +344,15 @@ def _durations(found: list[Report], factor: float) -> list[float | None]:
 
 def _is_since_start(found: list[Report]) -> bool:
     """Whether times are those since the start, by their name or in proportion to the number."""
-    known = [one.time for one in found if one.time is not None]
-    half, end = found[len(found) // 2], found[-1]
-    more, longer = end.number / max(half.number, 1), (end.time or 0.0) / (half.time or math.inf)
-    is_linear = more > _STEADY**2 and 1 / _STEADY < longer / more < _STEADY
-    are_all = len(known) == len(found) > FEWEST
-    return are_all and (found[0].is_bare or is_linear) and _is_ascending(known)
+    known, late = [one.time for one in found if one.time is not None], found[len(found) // 2 :]
+    if len(known) < max(len(found), FEWEST + 1):
+        return False
+    spans = [(b.number - a.number, (b.time or 0.0) - (a.time or 0.0)) for a, b in pairwise(late)]
+    each = [time / steps for steps, time in spans if steps > 0] or [0.0]
+    is_even = max(each) < _STEADY * min(each) and known[-1] > _STEADY * known[0]
+    whole = median(each) * found[-1].number
+    is_all = is_even and len(each) > 1 and whole / _STEADY < known[-1] < whole * _STEADY
+    return is_all or (found[0].is_bare and (is_even or _is_ascending(known)))
 
 
 def _is_left(found: list[Report]) -> bool:

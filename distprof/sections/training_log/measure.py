@@ -32,9 +32,7 @@ MAX_KEPT = 512
 _PERIODIC_RATIO = 0.8
 FEWEST_BLOCKS = 3
 BLOCK = 5
-MOST_BLOCKS = 200
-"""Reports are compared in blocks of at least five: single slow ones do not make a block slow."""
-
+MOST_BLOCKS = 200  # Of at least five reports: single slow ones do not make a block slow
 SLOWER_RATIO = 1.1  # Ratio to the usual duration from which a row of blocks is slow
 APART = 0.9  # Share of pairs of a slow and a usual report in which the slow one is longer
 FEWEST_FEW, FEWEST_GROWING, FEWEST_RISING = 3, 6, 4
@@ -44,8 +42,7 @@ FEWEST_LAST, FAR_LONGER = 2, 1.5
 """Fewest last reports that are a step, however they differ, and their least ratio to all others."""
 
 MIN_KENDALL, GROWN_RATIO = 0.7, 1.3
-"""Least rank correlation with time, which six equal reports have in 3 % of cases by chance, and
-least ratio of the last third to the first, of a growth."""
+"""Least correlation of ranks (of six equal reports, 3 % by chance) and growth to the last third."""
 
 _MOST_OF_GROWTH = 0.7  # A rise from one report to the next above this share is a step.
 _FAR, _ROUNDER = 3, 5  # Ratio to the usual time, and of round numbers to those of all reports.
