@@ -49,7 +49,7 @@ _PHASES = _PATTERNS["phase"].groupindex.keys() - {"in", "exact", "value", "unit"
 _INSIDE = ("reduction of gradients", "communication")  # of the backward pass, perhaps
 _BARE = (b"time", b"elapsed", b"duration")
 _STEADY, _FALLING = 1.2, 0.98
-_LONG_S, _MANY = 10.0, 10  # A time from here on, of so many steps, is that of all of them
+_LONG_S, _MANY = 10.0, 10  # A longer time, of as many steps or more, is that of all of them
 _LEAST_WHOLE = 0.95  # Share of its parts; the name of less is not that of the whole.
 _LEAST_LISTED, _MOST_LISTED = (
     50,
