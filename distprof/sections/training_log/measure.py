@@ -38,9 +38,7 @@ APART = 0.9  # Share of pairs of a slow and a usual report in which the slow one
 FEWEST_FEW, FEWEST_GROWING, FEWEST_RISING = 3, 6, 4
 """Fewest reports on both sides of a step, of a growth, and of one in which each takes longer."""
 
-FEWEST_LAST, FAR_LONGER = 2, 1.5
-"""Fewest last reports that are a step, however they differ, and their least ratio to all others."""
-
+FEWEST_LAST, FAR_LONGER = 2, 1.5  # Last reports that are a step, and their ratio to all others
 MIN_KENDALL, GROWN_RATIO = 0.7, 1.3
 """Least correlation of ranks (of six equal reports, 3 % by chance) and growth to the last third."""
 
