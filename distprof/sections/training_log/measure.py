@@ -99,6 +99,7 @@ def _times(log: TrainingLog) -> dict[str, Any]:
     weight = _weights(log.iteration[steady], ns, log.span[steady])
     mean = float(np.average(ns, weights=weight))
     spread = float(np.sqrt(np.average((ns - mean) ** 2, weights=weight)))
+    usual = np.median(np.repeat(ns, np.clip(weight / weight.min(), 1, 10).astype(np.int64)))
     p95, p99 = np.percentile(ns, [95, 99])
     longest = _printed(log.iteration[steady], ns.argmax())
     slow = _slow(log.iteration[steady], ns, weight)
@@ -110,7 +111,7 @@ def _times(log: TrainingLog) -> dict[str, Any]:
         "num_steady": len(ns),
         "iterations_per_report": int(np.median(weight)),
         "mean_ns": round(mean),
-        "median_ns": round(float(np.median(ns))),
+        "median_ns": round(float(usual)),
         "p95_ns": round(float(p95)),
         "p99_ns": round(float(p99)),
         "max_ns": int(ns.max()),
