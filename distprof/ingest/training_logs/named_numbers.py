@@ -47,9 +47,10 @@ _PATTERNS = byte_patterns("named_numbers.toml")
 _PHASES = _PATTERNS["phase"].groupindex.keys() - {"in", "exact", "value", "unit"}
 """Groups of the phases of an iteration by the names that people give them."""
 
+_INSIDE = ("reduction of gradients", "communication")  # of the backward pass, perhaps
 _BARE = (b"time", b"elapsed", b"duration", b"elapsed time", b"elapsed_time")
 _STEADY, _FALLING = 1.2, 0.98
-_LONG_S, _MANY = 10.0, 10  # A time from here on, of at least this many steps, is that of all
+_LONG_S, _MANY = 10.0, 10  # A longer time, of as many steps or more, is that of all of them
 _LEAST_WHOLE = 0.95  # Share of its parts; the name of less is not that of the whole.
 _LEAST_LISTED, _MOST_LISTED = 50, 102  # Percent of an iteration in a list, as far as digits go
 _LEAST_COMPLETE = 0.3  # Share of typed iterations that name all phases
@@ -151,10 +152,10 @@ class PhasesGrammar(Grammar):
             self.notes.append(NOTES["no_unit"])
         is_known = True
         for phases in complete:
-            parts = sum(time for name, time in phases.items() if name)
             whole = phases.pop("", 0.0)
-            is_known &= whole >= _LEAST_WHOLE * parts
-            self.add(Row(None, duration_ns=s_to_ns(max(parts, whole))))
+            parts = sum(phases.values())
+            is_known &= whole >= _LEAST_WHOLE * max(phases.values())  # of which one holds another
+            self.add(Row(None, duration_ns=s_to_ns(whole if is_known else max(parts, whole))))
             self.add_seconds(phases)
         if not is_known:
             self.notes.append(NOTES["known_phases"])
@@ -347,7 +348,7 @@ def _durations(found: list[Report], factor: float) -> list[float | None]:
         if one.time is not None
         else 1 / one.rate
         if one.rate
-        else sum(one.phases.values()) * factor
+        else sum(time for name, time in one.phases.items() if name not in _INSIDE) * factor
         if one.phases.keys() >= {"forward", "backward"}
         else None
         for one in found
@@ -356,16 +357,18 @@ def _durations(found: list[Report], factor: float) -> list[float | None]:
 
 def _is_since_start(found: list[Report]) -> bool:
     """Whether times are those since the start of a run, by their name or as the numbers grow."""
-    times = [one.time for one in found if one.time is not None]
+    times, late = [one.time for one in found if one.time is not None], found[len(found) // 2 :]
     if not len(times) == len(found) > FEWEST:
         return False
-    half, end = found[len(found) // 2], found[-1]
-    more, longer = end.number / max(half.number, 1), (end.time or 0.0) / (half.time or math.inf)
-    is_linear = more > _STEADY**2 and 1 / _STEADY < longer / more < _STEADY
+    spans = [(b.number - a.number, (b.time or 0.0) - (a.time or 0.0)) for a, b in pairwise(late)]
+    each = [time / steps for steps, time in spans if steps > 0] or [0.0]
+    is_even = max(each) < _STEADY * min(each) and times[-1] > _STEADY * times[0]
+    whole = median(each) * found[-1].number
+    is_all = is_even and len(each) > 1 and whole / _STEADY < times[-1] < whole * _STEADY
     falls = [b.number < a.number for a, b in pairwise(found)]
-    as_numbers = [(b < a) == fall for (a, b), fall in zip(pairwise(times), falls, strict=True)]
+    as_numbers = all((b < a) == fall for (a, b), fall in zip(pairwise(times), falls, strict=True))
     is_far = max(times) > 2 * max(min(times), 1e-9)
-    return (found[0].is_bare or is_linear) and all(as_numbers) and is_far
+    return is_all or (found[0].is_bare and (is_even or (as_numbers and is_far)))
 
 
 def _is_left(found: list[Report]) -> bool:

@@ -46,9 +46,7 @@ _MAX_NAME = 24  # So that a headline has room for it
 _TOGETHER = ("Megatron-LM", "DeepSpeed")
 """The first reports iterations, and its fork prints the timers of the second between them."""
 
-_PATTERNS = byte_patterns("runs.toml")
-"""A log that is pasted below what someone says of it."""
-
+_PATTERNS = byte_patterns("runs.toml")  # A log that is pasted below what someone says of it
 _ALIKE, _LIKELY = 1.5, 3
 """Ratio up to which phases, or the lines between, are of a bar, whose mean has slow first ones."""
 

@@ -255,8 +255,11 @@ class ReportGrammar(Grammar):
             self.mfu.append(mfu)
         beside = _values(wording.beside, record)
         values |= {"s": values["s"] + sum(beside.values())} if beside else {}
+        was = self._before[1] if self._before else 0.0
+        is_restart = values.get("elapsed_s", was) * 1e3 < was  # its clock starts again
         number, ns, span = self._timed(wording, values)
-        stamp = stamp_s(line[0][: _MAX_LINE if wording.stamped else _MAX_START])
+        start = line[0][: 0 if is_restart else _MAX_LINE if wording.stamped else _MAX_START]
+        stamp = stamp_s(start)  # not of a restart: what passed before it is no pause
         is_timed = ns is not None or (wording.stamped and stamp is not None)
         if not is_timed and not any(name in values for name in RATES[:3]):
             self.num_unknown += not values.keys() & {"elapsed_ms", "elapsed_s", "elapsed_h", "rate"}

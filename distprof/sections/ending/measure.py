@@ -193,7 +193,8 @@ def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
     ends: dict[str, int] = {}
     begun = {e.file: e.line for e in _of(output, "begun")}
     for event in _of(output, "begun"):
-        if _is_begun_again(event, events) and event.line < stood.get(event.file, 0):
+        is_apart = event.text.startswith("nohup: ") or event.line < stood.get(event.file, 0)
+        if _is_begun_again(event, events) and is_apart:
             ends[event.file] = max(ends.get(event.file, 0), event.line - 1)
     for event in events:
         is_end = event.fields.get("what") in whole or ("root" in event.fields and is_one_host)

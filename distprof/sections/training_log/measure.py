@@ -32,20 +32,15 @@ MAX_KEPT = 512
 _PERIODIC_RATIO = 0.8
 FEWEST_BLOCKS = 3
 BLOCK = 5
-MOST_BLOCKS = 200
-"""Reports are compared in blocks of at least five: single slow ones do not make a block slow."""
-
+MOST_BLOCKS = 200  # Of at least five reports: single slow ones do not make a block slow
 SLOWER_RATIO = 1.1  # Ratio to the usual duration from which a row of blocks is slow
 APART = 0.9  # Share of pairs of a slow and a usual report in which the slow one is longer
 FEWEST_FEW, FEWEST_GROWING, FEWEST_RISING = 3, 6, 4
 """Fewest reports on both sides of a step, of a growth, and of one in which each takes longer."""
 
-FEWEST_LAST, FAR_LONGER = 2, 1.5
-"""Fewest last reports that are a step, however they differ, and their least ratio to all others."""
-
+FEWEST_LAST, FAR_LONGER = 2, 1.5  # Last reports that are a step, and their ratio to all others
 MIN_KENDALL, GROWN_RATIO = 0.7, 1.3
-"""Least rank correlation with time, which six equal reports have in 3 % of cases by chance, and
-least ratio of the last third to the first, of a growth."""
+"""Least correlation of ranks (of six equal reports, 3 % by chance) and growth to the last third."""
 
 _MOST_OF_GROWTH = 0.7  # A rise from one report to the next above this share is a step.
 _FAR, _ROUNDER = 3, 5  # Ratio to the time of neighbours, and of round numbers to those of reports.
@@ -104,6 +99,7 @@ def _times(log: TrainingLog) -> dict[str, Any]:
     weight = _weights(log.iteration[steady], ns, log.span[steady])
     mean = float(np.average(ns, weights=weight))
     spread = float(np.sqrt(np.average((ns - mean) ** 2, weights=weight)))
+    usual = np.median(np.repeat(ns, np.clip(weight / weight.min(), 1, 10).astype(np.int64)))
     p95, p99 = np.percentile(ns, [95, 99])
     longest = _printed(log.iteration[steady], ns.argmax())
     slow = _slow(log.iteration[steady], ns, weight)
@@ -116,7 +112,7 @@ def _times(log: TrainingLog) -> dict[str, Any]:
         "num_steady": len(ns),
         "iterations_per_report": int(np.median(weight)),
         "mean_ns": round(mean),
-        "median_ns": round(float(np.median(ns))),
+        "median_ns": round(float(usual)),
         "p95_ns": round(float(p95)),
         "p99_ns": round(float(p99)),
         "max_ns": int(ns.max()),

@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 MIN_IDLE_RATIO = 0.05
 MIN_SLOW_RATIO = 0.02
 
-MOST_REST_RATIO = 0.3
-"""Timers of unknown names that leave at most this of an iteration are its parts."""
-
+MOST_REST_RATIO = 0.3  # Timers of unknown names that leave at most this are the parts
 MOST_PARTS = 4
 
 _FEW_REPORTS, _FAR_LONGER = 3, 10  # Up to this many reports, someone chose them one by one
