@@ -101,19 +101,19 @@ def _plain(data: bytes) -> str:
 
 
 def _whole_lines(lines: Sequence[str]) -> Iterator[str]:
-    """Lines, of which those of tables that a terminal cut at its width are joined.
+    """Lines, of which those of a table that a terminal cut at its width are joined.
 
-    Each has as many pieces as the first ruler, which is one of three.
+    Each has as many pieces as the first of the three rulers.
     """
-    rulers = map(_PATTERNS["ruler"].fullmatch, lines)
-    at = next((i for i, both in enumerate(pairwise(rulers)) if all(both)), len(lines))
+    is_ruler = _PATTERNS["ruler"].fullmatch
+    both = (i for i, pair in enumerate(pairwise(lines)) if all(map(is_ruler, pair)))
+    at, left = next(both, len(lines)), 3
     yield from lines[:at]
-    num = len([*takewhile(_PATTERNS["ruler"].fullmatch, lines[at:])])
-    left, width = 3, max(map(len, lines[at : at + num]), default=0)
-    while at < len(lines) and left:
-        pieces, at = lines[at : at + num], at + num
-        left -= bool(_PATTERNS["ruler"].fullmatch(pieces[0]))
-        yield "".join(piece.ljust(width) for piece in pieces)
+    first = [*takewhile(is_ruler, lines[at:])]
+    while left and at < len(lines):
+        pieces, at = lines[at : at + len(first)], at + len(first)
+        left -= bool(is_ruler(pieces[0]))
+        yield "".join(piece.ljust(max(map(len, first))) for piece in pieces)
     yield from _whole_lines(lines[at:]) if at < len(lines) else ()
 
 
