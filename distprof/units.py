@@ -29,13 +29,21 @@ _ROUNDED_UP = 0.9995  # at or above this, three digits round to 1.00: 999.9 µs 
 _DURATION_UNITS = ((3_600 * NS_PER_S, "h"), (NS_PER_S, "s"), (NS_PER_MS, "ms"), (NS_PER_US, "µs"))
 _BYTE_UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 _TIME = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)\s?(ns|us|µs|ms|s)")
-_UNITS_NS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": NS_PER_S}
+_UNITS_NS = {"ns": 1, "us": 1_000, "µs": 1_000, "μs": 1_000, "ms": NS_PER_MS, "msec": NS_PER_MS,
+             "milliseconds": NS_PER_MS, **dict.fromkeys("s秒", NS_PER_S),
+             **dict.fromkeys("m分", 60 * NS_PER_S), **dict.fromkeys("h小", 3_600 * NS_PER_S),
+             **dict.fromkeys("d天", 86_400 * NS_PER_S)}  # fmt: skip
 
 
 def parse_duration(text: str) -> int | None:
     """A positive time with its unit, such as ``30.5ms``, in ns; None if it is none."""
     match = _TIME.fullmatch(text.strip())
     return round(float(match[1]) * _UNITS_NS[match[2]]) or None if match else None
+
+
+def seconds_in(unit: str) -> float:
+    """Seconds in a unit of time as people write it, in lower case: ``ms``, ``mins``, ``小时``."""
+    return (_UNITS_NS.get(unit) or _UNITS_NS[unit[0]]) / NS_PER_S
 
 
 def format_duration(ns: float | None) -> str:

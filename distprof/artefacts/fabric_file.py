@@ -19,6 +19,7 @@ FABRIC_FILE = "fabric.json"
 FABRIC_SCHEMA = "distprof.fabric/1"
 ONE_LINK = "One card sends to another: this is the speed of one link, not of a collective."
 BOTH_WAYS = "Both directions are counted together."
+EITHER = "The table fits all_gather and alltoall, which count bytes alike."
 Tier = Literal["node", "across"]
 
 

@@ -1,15 +1,19 @@
-"""The base class of all rows in results of analyzers and parts of a report."""
+"""The base class of all rows in results of analyzers and parts of a report, and groups of rows."""
 
 from __future__ import annotations
 
 import typing
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_S = TypeVar("_S", bound=msgspec.Struct)
+_K = TypeVar("_K")
+_V = TypeVar("_V")
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,10 +32,23 @@ _DTYPES = {
 """Types of a field to pandas' type of its column; others are objects."""
 
 
-def shared_fields(kind: type[Record], source: msgspec.Struct) -> dict[str, Any]:
-    """The fields of ``source`` that a record of this type also has, by name."""
+def shared_fields(kind: type[msgspec.Struct], source: msgspec.Struct) -> dict[str, Any]:
+    """The fields of ``source`` that a struct of this type also has, by name."""
     names = set(kind.__struct_fields__)
     return {name: getattr(source, name) for name in source.__struct_fields__ if name in names}
+
+
+def made_from(source: msgspec.Struct, kind: type[_S], /, **others: Any) -> _S:
+    """A struct of this type with the fields that ``source`` also has, but for ``others``."""
+    return kind(**shared_fields(kind, source) | others)
+
+
+def grouped(pairs: Iterable[tuple[_K, _V]]) -> dict[_K, list[_V]]:
+    """The values of each key, in the order of the pairs."""
+    found: dict[_K, list[_V]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def records_to_pandas(records: Sequence[Record], kind: type[Record]) -> pd.DataFrame:

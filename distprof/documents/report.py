@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from distprof import demo
+from distprof.artefacts.record import grouped
 from distprof.documents.page import MAX_TASKS, Limits, Page, Priced, Task, ToDo, step_bar
 from distprof.escape import fitting
 from distprof.formats import FINDINGS, RenderOptions
-from distprof.rules.base import Finding, NotChecked
+from distprof.rules.base import Finding
 from distprof.sections.capture.show import missing_sentence
 from distprof.sections.job.show import job_facts
 from distprof.sections.parts import mean_span_ns, window_word
@@ -337,8 +338,6 @@ def _unknown(report: Report) -> Iterator[str]:
     said = "missing-ranks" if report.capture.ranks_missing else ""
     yield from dict.fromkeys(gap.message for gap in report.capture.gaps if gap.what != said)
     yield from dict.fromkeys(report.breakdown.unavailable)
-    by_reason: dict[str, list[NotChecked]] = {}
-    for one in report.not_checked:
-        by_reason.setdefault(one.why, []).append(one)
+    by_reason = grouped((one.why, one) for one in report.not_checked)
     for why, rules in sorted(by_reason.items(), key=lambda item: -len(item[1])):
         yield f"{few_names([one.code for one in rules], _FEW_CODES)} not checked: {why}"

@@ -46,6 +46,10 @@ _OPERATION_SIGNS = (b'"model_chunk"', b'"mb_id"')
 # rank-0, rank_3, rank00003, rank3_trace, worker3, _r3; dynolog and tensorboard_trace_handler write
 # a host and a process id instead, and neither is a rank.
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker|r)[-_.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
+_NUMBERED = re.compile(
+    r"(?:(?:log|out(?:put)?|err|std(?:out|err)|proc(?:ess)?|gpu|task)[-_.]?)?(\d{1,5})(?:\.[a-z]+)*",
+    re.IGNORECASE,
+)
 
 
 class TraceFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +89,19 @@ def rank_in_name(path: str) -> int | None:
         if match:
             return int(match.group(1))
     return None
+
+
+def ranks_in_names(paths: Sequence[str]) -> list[int | None]:
+    """The rank of each log in its name; without any, the number of its file or folder.
+
+    Numbers (``0/stderr.log``, ``out.1``) are ranks if all of several files have one, from 0 on.
+    """
+    ranks = [*map(rank_in_name, paths)]
+    last = (reversed(PurePosixPath(path.replace("\\", "/")).parts[-2:]) for path in paths)
+    found = [next(filter(None, map(_NUMBERED.fullmatch, parts)), None) for parts in last]
+    numbers = [None if one is None else int(one[1]) for one in found]
+    is_numbered = {*numbers} == {*range(len({*numbers}))} != {0}
+    return numbers if is_numbered and {*ranks} == {None} else ranks
 
 
 def discover(source: str, *, may_be_empty: bool = False) -> Discovery:

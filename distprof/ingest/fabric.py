@@ -24,12 +24,14 @@ import msgspec
 
 from distprof.artefacts.fabric_file import (
     BOTH_WAYS,
+    EITHER,
     FABRIC_SCHEMA,
     ONE_LINK,
     FabricCurve,
     FabricFile,
     FabricPoint,
 )
+from distprof.artefacts.record import grouped
 from distprof.bounds import (
     Bound,
     TooLargeError,
@@ -291,6 +293,9 @@ def _tables(lines: Iterable[str]) -> Iterator[_Table]:
             begun = _Table() if table.rows else None
         elif named := _SAYS["label"].fullmatch(line):
             label = named[1].rpartition(". ")[2]
+        elif _SAYS["sound"].search(line):  # in place, all-to-all is not checked
+            for row in table.rows:
+                row.halves = tuple((*half[:3], "") for half in row.halves)
         if begun is not None:
             yield table
             table = begun
@@ -361,7 +366,7 @@ def _row_below(head: Sequence[_Column], width: int, line: str) -> _Row | None:
         if number is None:
             return None
         typed = number[2] and _unit(number[2], column.what)
-        value = float(number[1].replace(",", "")) * (typed or column.unit)
+        value = float(re.sub("[,_]", "", number[1])) * (typed or column.unit)
         values.setdefault(column.what, []).append(value)
     size, us = values["size"][0], values.get("time", [0.0])[0]
     buses = values.get("bus") or values.get("speed") or [size / us / 1e3 if us else 0.0]
@@ -405,8 +410,9 @@ def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurv
             fix=_JOIN,
         )
     kind = _kind(table, source, notes)
-    is_whole = table.hosts.keys() == set(range(len(table.hosts)))
-    ranks = max(table.hosts) + 1 if table.hosts else _ranks_by_ratio(table, kind)
+    by_ratio = _ranks_by_ratio(table, kind)
+    ranks = max(max(table.hosts, default=-1) + 1, by_ratio or 0) or None
+    is_whole = table.hosts.keys() == set(range(ranks or 0))
     cells = [[half[3] for half in row.halves] for row in table.rows]
     if not (ranks and table.rows[0].dtype) or bus_factor(kind, ranks) is None:
         lacks = [*("which collective it is",) * (not kind), *("over how many ranks",) * (not ranks)]
@@ -424,7 +430,7 @@ def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurv
     nodes = len(set(table.hosts.values())) if table.hosts and is_whole else None
     if nodes is None:
         known = "Some GPUs have no line" if table.hosts else "No line lists hosts"
-        how = "the last one gives" if table.hosts else "the ratio of bandwidths gives"
+        how = "the ratio of bandwidths gives" if ranks == by_ratio else "the last one gives"
         notes.append(
             f"{known}: {how} {ranks} ranks, but the number of nodes is unknown, so distprof "
             "predicts nothing from this profile."
@@ -455,9 +461,7 @@ def _points(
     timed = [(size, time_us) for size, time_us in rows if size and time_us > 0]
     if empty := len(rows) - len(timed):
         notes.append(f"{empty} rows without bytes or time were skipped.")
-    times: dict[int, list[float]] = {}
-    for size, time_us in timed:
-        times.setdefault(size, []).append(time_us * 1_000)
+    times = grouped((size, time_us * 1_000) for size, time_us in timed)
     return tuple(
         point(kind, ranks, size, times[size], num_iterations=table.num_iterations)
         for size in sorted(times)
@@ -501,10 +505,7 @@ def _kind(table: _Table, source: str, notes: list[str]) -> CollectiveKind:
     if ratio is not None and ratio < 0.99 and any(row.has_operator for row in table.rows):
         return CollectiveKind.REDUCE_SCATTER
     if ratio is not None and ratio < 0.99 and not any(row.has_root for row in table.rows):
-        notes.append(
-            "The table fits all_gather and alltoall, which count bytes alike: distprof reads it as "
-            "all_gather."
-        )
+        notes.append(EITHER)
         return CollectiveKind.ALL_GATHER
     return CollectiveKind.UNKNOWN
 

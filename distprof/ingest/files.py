@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import io
 import os
-import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from distprof.bounds import (
     within,
 )
 from distprof.errors import InputError, UsageError
+from distprof.ingest.wrapped import SNIFFED_BYTES, begins_object, unwrapped, without_wrapping
 from distprof.remote import ask
 
 _T = TypeVar("_T")
@@ -160,18 +160,21 @@ def holds_traces(source: str) -> bool:
 
 
 @contextmanager
-def opened(path: str) -> Iterator[BinaryIO]:
-    """Open a file or URL and yield its bytes, unpacked."""
+def opened(path: str, *, keeps_labels: bool = False) -> Iterator[BinaryIO]:
+    """Open a file or URL and yield its bytes, unpacked; of a text, lines without wrapping.
+
+    ``keeps_labels`` keeps the dates of containers' runtimes and the names before each line.
+    """
     parent, _, name = (path if "://" in path else expanded(path)).rpartition("/")
     folder = Folder(parent or ("/" if path.startswith("/") else "."))
     with folder.open(name) as stream:
         start = stream.read(2)
         stream.seek(0)
         if start == b"\x1f\x8b":
-            with io.BufferedReader(_Unpacked(stream), BLOCK_BYTES >> 4) as unpacked:
-                yield cast("BinaryIO", unpacked)
-        else:
-            yield stream
+            stream = cast("BinaryIO", io.BufferedReader(_Unpacked(stream), BLOCK_BYTES >> 4))
+        start, _ = read_some(stream, SNIFFED_BYTES)
+        stream.seek(0)
+        yield without_wrapping(stream, start, keeps_labels=keeps_labels)
 
 
 _LOG_RATIO = 250  # a log that repeats a line compresses better than a trace
@@ -287,61 +290,6 @@ def beginning(source: str, size: int, *, endings: tuple[str, ...] = ()) -> bytes
             return read_some(stream, size)[0]
     except (*DAMAGE, UsageError):  # of a protocol that distprof cannot read
         return b""
-
-
-_OBJECT = re.compile(rb'\s*(?:\[\s*)?\{\s*(?:["}]|$)')
-
-
-def begins_object(start: bytes) -> bool:
-    """Whether this may begin JSON, an object or a list of them; trainers print other quotes."""
-    return _OBJECT.match(start) is not None
-
-
-_TEXTS = ["log", "message", "msg", "event", "textPayload", "line"]
-_THEN = ["exception", "exc_info", "traceback"]
-_KEYS = rb'"(?:%b)": ?"' % "|".join(_TEXTS).encode()
-_WRAPPED = re.compile(rb'(?m)^[ \t]{0,20}(?:\{\s{0,8}(?:"[^\n]{0,2000}?)?)?' + _KEYS)
-INNER = b"\x1f"
-"""Stands before a line end within a text, so that lines are counted as the file has them."""
-
-
-_ENTITIES = {b"&quot;": b'"', b"&lt;": b"<", b"&gt;": b">", b"&#39;": b"'", b"&amp;": b"&"}
-
-
-def unwrapped(block: bytes) -> bytes:
-    """A block without the JSON objects into which runtimes of containers put each line.
-
-    Services that collect logs write a list of such objects, with a line for each of their keys.
-    """
-    if b"&" in block:  # Perhaps text from the source of a page
-        for entity, character in _ENTITIES.items():
-            block = block.replace(entity, character)
-    if not (b"{" in block[:16] or b'": "' in block) or not _WRAPPED.search(block):
-        return block
-    return b"".join(map(_text_of, block.splitlines(keepends=True)))
-
-
-def untagged(text: str) -> str:
-    """Text without the tags of HTML around it: cells of its tables between tabs."""
-    text = re.sub(r"(?i)</?br?\b ?/?>", " ", text)
-    text = re.sub(r"(?i)</t[dh]>\s{0,40}<t[dh]\b[^<>]{0,99}>", "\t", text)
-    return re.sub(r"(?i)</?(?:t(?:able|body|head|[rdh])|pre)\b[^<>]{0,99}>", "\n", text)
-
-
-def _text_of(line: bytes) -> bytes:
-    """The text in a JSON object; other lines as they are."""
-    plain = line.strip()
-    plain = b"{%b}" % plain.rstrip(b",") if plain.startswith(b'"') else plain
-    try:
-        record = msgspec.json.decode(plain)
-        record = record.get("jsonPayload") or record
-        texts = [record[name] for name in _TEXTS + _THEN if isinstance(record.get(name), str)]
-    except (msgspec.DecodeError, AttributeError, RecursionError):
-        return line
-    if not texts or "loss" in record:
-        return line
-    lines = "\n".join(texts).encode("utf-8", "replace").rstrip().splitlines()
-    return (INNER + b"\n").join(lines) + b"\n"
 
 
 class Blocks(msgspec.Struct):

@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from distprof.artefacts.files import cache_root, shared_url
+from distprof.artefacts.record import made_from
 from distprof.bounds import open_plain
 from distprof.config import CommunicationConfig
 from distprof.errors import InputError
@@ -51,7 +52,7 @@ from distprof.ingest.recognise import refuse_chrome_trace
 from distprof.ingest.steps import Steps, find_steps
 from distprof.ingest.tables_file import DamagedTablesError, Part, open_tables
 from distprof.join.invariants import checked, mended
-from distprof.run.run import Count, Device, Quality, Rank, TableSource
+from distprof.run.run import Count, Device, Quality, Rank, TableSource, TraceFacts
 from distprof.run.tables import HOST, MODULE_CATEGORY, RankTables
 from distprof.run.topology import shared_group
 from distprof.schema import ABSENT, Table
@@ -185,23 +186,12 @@ class IngestOptions(msgspec.Struct, frozen=True, kw_only=True):
     communication: CommunicationConfig = msgspec.field(default_factory=CommunicationConfig)
 
 
-class _Summary(msgspec.Struct, frozen=True, kw_only=True):
+class _Summary(TraceFacts, frozen=True, kw_only=True):
     """``rank.json`` of a cache entry: a :class:`Rank` without its tables and file name."""
 
     rank: int | None
-    world_size: int | None
-    host: str | None
-    backend: str
-    device: Device
     groups: tuple[msgspec.Raw, ...]  # JSON of ProcessGroups, most of which other ranks share
-    versions: Mapping[str, str]
-    capture_start_ns: int
-    capture_end_ns: int
-    has_epoch: bool
     has_host: bool
-    step_source: StepSource
-    step_note: str
-    quality: Quality
 
 
 def ingest_rank(trace: TraceFile, options: IngestOptions) -> Rank:
@@ -457,12 +447,9 @@ def _rank(
         number, origin = trace.name_rank, "file name"
     if number is None:
         number, origin = ABSENT, "assumed"
-    shared: dict[str, Any] = {
-        name: getattr(summary, name)
-        for name in _Summary.__struct_fields__
-        if name not in ("rank", "groups", "has_host")
-    }
-    return Rank(
+    return made_from(
+        summary,
+        Rank,
         rank=number,
         path=trace.path,
         rank_origin=origin,
@@ -470,5 +457,4 @@ def _rank(
         steps=steps,
         collectives=collectives,
         tables=tables,
-        **shared,
     )

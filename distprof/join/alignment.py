@@ -15,6 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from distprof.artefacts.record import grouped
 from distprof.join.clocks import components_of, fit_line, location, pooled_scale, solve_graph
 from distprof.join.waits import (
     MemberBlock,
@@ -112,9 +113,7 @@ def _domains(
 ) -> dict[str, tuple[int, ...]]:
     """Clock domains by name, in order of their lowest rank; only ranks of the run."""
     node_of = {rank: name for name, members in nodes.items() for rank in members}
-    domains: dict[str, list[int]] = {}
-    for rank in ranks:
-        domains.setdefault(node_of.get(rank.rank, f"rank {rank.rank}"), []).append(rank.rank)
+    domains = grouped((node_of.get(rank.rank, f"rank {rank.rank}"), rank.rank) for rank in ranks)
     return {name: tuple(members) for name, members in domains.items()}
 
 

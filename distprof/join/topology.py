@@ -15,6 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from distprof.artefacts.record import grouped
 from distprof.artefacts.run_file import RunFile
 from distprof.run.run import Rank
 from distprof.run.tables import DistinctRows
@@ -322,10 +323,7 @@ def _groups(ranks: Sequence[Rank], world_size: int | None) -> tuple[ProcessGroup
 
 
 def _nodes(ranks: Sequence[Rank], world_size: int | None) -> tuple[Nodes, NodeOrigin]:
-    hosts: dict[str, list[int]] = {}
-    for rank in ranks:
-        if rank.host:
-            hosts.setdefault(rank.host, []).append(rank.rank)
+    hosts = grouped((rank.host, rank.rank) for rank in ranks if rank.host)
     if hosts:
         return {host: tuple(numbers) for host, numbers in hosts.items()}, "host_name"
     counts = {rank.device.count for rank in ranks if rank.device.count}

@@ -113,8 +113,6 @@ def _filled(text: str) -> str:
 
 Limits: TypeAlias = Mapping[str, float]
 
-Check: TypeAlias = Callable[..., "Iterator[Draft]"]
-
 
 class Evidence:
     """Base of everything that a rule judges: a result of a section or verb, or a configuration."""
@@ -193,6 +191,9 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     last_resort_ns: int | None = None
 
 
+Check: TypeAlias = Callable[..., Iterator[Draft]]
+
+
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """One rule. Made by :func:`rule`."""
 
@@ -208,7 +209,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     text: str  # The page, or what it detects alone: the docstring of the check.
     # Sections that ``text`` leaves out; empty if ``pages.toml`` next to the check has them.
     shared: str = ""
-    check: Check  # Function called with one result per type in ``needs``, then the limits.
+    check: Check  # Called with one result per type in ``needs``, then limits if there are any.
 
     @property
     def subject(self) -> Subject:
@@ -258,14 +259,14 @@ def rule(
 ) -> Callable[[Check], Rule]:
     """Turn a check function into a :class:`Rule`.
 
-    The types of its parameters are the results that it needs; the last parameter is ``limits``. The
-    name of the rule is that of the function; its page is the docstring, with the sections that it
-    does not write itself from ``pages.toml`` next to the function.
+    The types of its parameters are the results that it needs; the last one of a rule with limits is
+    ``limits``. The name of the rule is that of the function; its page is the docstring, with the
+    sections that it does not write itself from ``pages.toml`` next to the function.
     """
 
     def decorate(check: Check) -> Rule:
         hints = get_type_hints(check)
-        *results, _limits = signature(check).parameters
+        results = [name for name in signature(check).parameters if name != "limits"]
         for needed in results:
             if needed not in hints:
                 raise TypeError(f"{check.__module__}: the check's parameter {needed!r} has no type")

@@ -9,6 +9,7 @@ from typing import Protocol, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
+from distprof.artefacts.record import made_from
 from distprof.errors import UsageError
 from distprof.escape import fitting
 from distprof.rules import all_rules, find_rule
@@ -253,7 +254,7 @@ def _run(
     if missing:
         return [], f"the analysis has no {', '.join(missing)}"
     try:
-        return list(rule.check(*given, limits)), ""
+        return list(rule.check(*given, *[limits] * bool(rule.limits))), ""
     except InsufficientEvidenceError as lack:
         return [], str(lack)
     except Exception as error:
@@ -282,17 +283,14 @@ def _finding(judged: Judged, site: str, *, has_steps: bool) -> Finding:
     rule, draft = judged.rule, _as_simulated(judged)
     # a cost from a training log is per iteration of that log, independent of the steps in traces
     has_cost = has_steps or any(need.has_own_steps for need in rule.needs)
-    return Finding(
+    return made_from(
+        draft,
+        Finding,
         code=rule.code,
         name=rule.name,
         severity=judged.severity,
-        confidence=draft.confidence,
         headline=fitting(draft.headline),
-        message=draft.message,
-        ranks=draft.ranks,
-        steps=draft.steps,
         cost_ns_per_step=draft.cost_ns_per_step if has_cost else None,
-        evidence=draft.evidence,
         fix=draft.fix or advice(rule.name),
         docs=rule.docs,
         docs_url=rule.docs_url(site),

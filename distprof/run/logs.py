@@ -160,15 +160,20 @@ since midnight of an unknown date; sample numbers, if there are no times.
 """
 
 
-class OfDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file says about one GPU."""
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """What identifies a GPU."""
 
-    file: str  # File that says it.
     host: str = ""  # Host name, empty if unknown.
     index: int | None = None  # Index of the GPU on its host in the driver's order, None if unknown.
     uuid: str = ""  # For example ``GPU-5269b708-…``; empty if unknown.
     bus_id: str = ""  # PCI bus id as ``domain:bus:device.function``, lower case; empty if unknown.
     name: str = ""  # For example ``NVIDIA H200``; empty if unknown.
+
+
+class OfDevice(Identity, frozen=True, kw_only=True):
+    """What a file says about one GPU."""
+
+    file: str  # File that says it.
     rank: int | None = None  # Global rank on that GPU, None if unknown.
 
 
@@ -263,6 +268,7 @@ class DeviceLog(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _FAR_BEHIND, _ALIKE = 3, 1.2  # Reports before the first one of a log, and its ratio to others
+_FIRST, _FAR = 5, 3  # Reports among which one is launched ahead, and the ratio of others to it
 
 
 class TrainingFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -313,8 +319,8 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
     def is_steady(self) -> Bools:
         """Mask of the reports that count: with a duration, and not the first or after a restart.
 
-        The first iterations allocate, compile and connect, unless the log begins far behind them
-        and they are not longer. If no other report has a duration, these count.
+        The first iterations allocate, compile and connect, or are only launched, unless the log
+        begins far behind them and they are not longer. If no other has a duration, these count.
         """
         timed = np.flatnonzero(self.duration_ns != ABSENT)
         number = self.iteration[timed]
@@ -325,6 +331,10 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
         is_late = (self.iteration[known] > _FAR_BEHIND * self.span[known]).any()
         if is_late or self.unit == "epoch":
             steady[timed[:1]] = ns[:1] <= (_ALIKE if is_late else 1.0) * ns[1:].max(initial=0)
+        usual = np.median(ns) if len(ns) else 0.0
+        is_ahead = (_FAR * ns[:-1] < usual) & (ns[1:] * _ALIKE > usual)
+        if not is_ahead[_FIRST:].any():
+            steady[timed[:-1][is_ahead]] = False
         return steady if steady.any() else self.duration_ns != ABSENT
 
     @property

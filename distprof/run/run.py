@@ -11,6 +11,7 @@ import numpy as np
 from msgspec.structs import force_setattr, replace
 from numpy.typing import NDArray
 
+from distprof.artefacts.record import Record
 from distprof.artefacts.run_file import ErrorFile, RunFile
 from distprof.run.records import RecordSource
 from distprof.run.tables import RankTables
@@ -27,7 +28,7 @@ RECENT_STEPS = "recent-steps"
 """A gap: only the last steps are analysed, because all of them have too many collectives."""
 
 
-class Gap(msgspec.Struct, frozen=True, kw_only=True):
+class Gap(Record, frozen=True, kw_only=True):
     """Missing or damaged evidence, and the consequences."""
 
     what: str  # Short stable identifier, for example ``missing-ranks`` or ``truncated``.
@@ -131,27 +132,32 @@ def light(content: _T) -> _T:
     return content.light() if hasattr(content, "light") else content
 
 
-class Rank(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank of the run: the metadata of its trace, and the source of its tables."""
+class TraceFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What one trace says about its rank, its steps and itself."""
 
-    rank: int  # Global rank.
-    path: str  # The trace, as named by the user.
-    # Source of the rank's number.
-    rank_origin: Literal["trace", "run.json", "file name", "assumed"]
     world_size: int | None  # World size in the trace, None if missing.
     host: str | None  # Host name, None if unknown.
     backend: str  # Backend of the default group, for example ``nccl``; empty if unknown.
     device: Device  # The accelerator.
-    groups: tuple[ProcessGroup, ...]  # Process groups this rank belongs to.
     versions: Mapping[str, str]  # Versions found in the trace, for example ``nccl`` and ``cuda``.
     capture_start_ns: int  # First event, own clock.
     capture_end_ns: int  # Last event, own clock.
     has_epoch: bool  # Whether times count from the epoch, which comparing ranks requires.
     step_source: StepSource  # Source of the steps.
     step_note: str  # One sentence on the source of the step windows.
+    quality: Quality  # Quality of the file.
+
+
+class Rank(TraceFacts, frozen=True, kw_only=True):
+    """One rank of the run: the metadata of its trace, and the source of its tables."""
+
+    rank: int  # Global rank.
+    path: str  # The trace, as named by the user.
+    # Source of the rank's number.
+    rank_origin: Literal["trace", "run.json", "file name", "assumed"]
+    groups: tuple[ProcessGroup, ...]  # Process groups this rank belongs to.
     steps: Table  # STEPS table.
     collectives: Table  # COLLECTIVES table.
-    quality: Quality  # Quality of the file.
     tables: TableSource  # Loads the other tables.
 
     def light(self) -> Rank:

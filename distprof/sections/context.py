@@ -132,24 +132,34 @@ class StageMarks(msgspec.Struct, frozen=True, kw_only=True):
     num_micro_batches: Int64Array  # int64 per analysed step.
 
 
-class StageSlots(msgspec.Struct, frozen=True, kw_only=True):
-    """Work of a rank's pipeline stages, one row per slot of a micro-batch, in order of start."""
+class NamedRanges(msgspec.Struct, frozen=True, kw_only=True):
+    """Ranges whose names say that they are slots of a micro-batch, one row each."""
 
-    origin: str  # Readable source of the slots: ``distprof marks``, ``torch annotations``, …
     stage: NDArray[np.int32]  # int32, number of the stage in the pipeline.
     kind: NDArray[np.int8]  # int8, a SlotKind.
     micro_batch: NDArray[np.int32]  # int32.
-    step: Int64Array  # int64, index of the analysed window that holds its start.
     start_ns: Int64Array  # int64, on the rank's own clock.
     end_ns: Int64Array  # int64.
+
+    def __len__(self) -> int:
+        return len(self.stage)
+
+    def take(self, rows: NDArray[np.intp]) -> NamedRanges:
+        """Some of the ranges."""
+        fields = NamedRanges.__struct_fields__
+        return NamedRanges(**{name: getattr(self, name)[rows] for name in fields})
+
+
+class StageSlots(NamedRanges, frozen=True, kw_only=True):
+    """Work of a rank's pipeline stages, one row per slot of a micro-batch, in order of start."""
+
+    origin: str  # Readable source of the slots: ``distprof marks``, ``torch annotations``, …
+    step: Int64Array  # int64, index of the analysed window that holds its start.
     work_ns: Int64Array  # int64, computation inside it.
     # int64, end of the last wait for a message since the rank's previous slot; ABSENT if there was
     # none. None if waits are unknown.
     wait_end_ns: Int64Array | None = None
     is_sure: bool = True  # Whether its bounds are those of the work itself, rather than inferred.
-
-    def __len__(self) -> int:
-        return len(self.stage)
 
 
 class Own(IntEnum):

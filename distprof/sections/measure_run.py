@@ -18,6 +18,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from distprof.artefacts.record import grouped
 from distprof.errors import DistprofError
 from distprof.intervals import EMPTY, Intervals
 from distprof.join.waits import last_start_on_own_clock
@@ -463,8 +464,5 @@ def record_parts() -> Sequence[tuple[Callable[..., Any], Mapping[str, type]]]:
 
 def _folded_notes(ranks: Iterable[_OfRank]) -> list[str]:
     """Notes of all ranks, each once with the ranks that have it."""
-    ranks_of: dict[str, list[int]] = {}
-    for rank in ranks:
-        for note in rank.notes:
-            ranks_of.setdefault(note, []).append(rank.rank)
+    ranks_of = grouped((note, rank.rank) for rank in ranks for note in rank.notes)
     return [f"{name_ranks(numbers)}: {note}" for note, numbers in ranks_of.items()]

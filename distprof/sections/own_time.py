@@ -13,6 +13,7 @@ from functools import cached_property
 import msgspec
 import numpy as np
 
+from distprof.artefacts.record import grouped
 from distprof.join.gpu_waits import medians_of_others
 from distprof.run.run import Run
 from distprof.schema import Floats, Int64Array
@@ -208,9 +209,7 @@ class OwnTime(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
         Ranks of a group share one tuple object: comparing contents would be quadratic in ranks.
         """
-        members: dict[int, list[int]] = {}
-        for row, peers in enumerate(self.peers):
-            members.setdefault(id(peers), []).append(row)
+        members = grouped((id(peers), row) for row, peers in enumerate(self.peers))
         return tuple((self.peers[rows[0]], rows) for rows in members.values())
 
 
@@ -226,9 +225,7 @@ def _peers(stages: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
 
 def same_stages(held: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
     """Positions of the ranks that hold the same pipeline stages, a group for each."""
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for position, stages in enumerate(held):
-        groups.setdefault(stages, []).append(position)
+    groups = grouped((stages, position) for position, stages in enumerate(held))
     return tuple(map(tuple, groups.values()))
 
 

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from distprof.rules.base import Evidence, Finding, InsufficientEvidenceError
 from distprof.rules.engine import is_on_recording
-from distprof.sections.capture import CaptureGap, CaptureResult
+from distprof.run.run import Gap
+from distprof.sections.capture import CaptureResult
 from distprof.sections.idle import IdleResult
 from distprof.sections.overlap import OverlapResult
 from distprof.sections.stragglers import StragglersResult
@@ -202,7 +203,7 @@ def in_doubt(findings: Iterable[Finding], capture: CaptureResult) -> tuple[Findi
     )
 
 
-def _depends(found: Finding, damaged: Iterable[CaptureGap]) -> bool:
+def _depends(found: Finding, damaged: Iterable[Gap]) -> bool:
     if found.confidence is not Confidence.MEASURED or is_on_recording(found.code):
         return False
     return any(

@@ -12,7 +12,7 @@ import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -155,10 +155,17 @@ def _form_of(field_name: str) -> str:
     return next((form for end, form in _UNITS if re.search(end, field_name)), "count")
 
 
+class FirstRows(NamedTuple, Generic[_T]):
+    """The first of some rows, and a note with the number of the others if there are any."""
+
+    rows: Sequence[_T]
+    notes: tuple[str, ...]
+
+
 def rows_table(
     title: str,
     columns: Iterable[Column],
-    records: Sequence[object],
+    records: Sequence[object] | FirstRows[Any],
     *,
     caption: str = "",
     notes: Iterable[str] = (),
@@ -166,6 +173,7 @@ def rows_table(
     even_empty: bool = False,
 ) -> TableView | None:
     """A table of one row per record; None without records, unless ``even_empty``."""
+    records, more = records if isinstance(records, FirstRows) else (records, ())
     if not records and not even_empty:
         return None
     kept = tuple(column for column in columns if column.when)
@@ -174,20 +182,20 @@ def rows_table(
         columns=kept,
         rows=tuple(tuple(c.cell(c.value(record)) for c in kept) for record in records),
         caption=caption,
-        notes=tuple(notes),
+        notes=(*notes, *more),
         strong=frozenset(strong),
     )
 
 
 def first_rows(
     rows: Sequence[_T], most: int, *, show_all: bool, noun: str = "", note: str = "{} with --all"
-) -> tuple[Sequence[_T], tuple[str, ...]]:
-    """The rows to be shown, and a note with the number of the others if there are any."""
+) -> FirstRows[_T]:
+    """The rows to be shown: ``most`` of them, or all."""
     left = 0 if show_all else len(rows) - most
     if left <= 0:
-        return rows, ()
+        return FirstRows(rows, ())
     more = counted(left, f"more {noun}") if noun else f"{left:,} more"
-    return rows[:most], (note.format(more),)
+    return FirstRows(rows[:most], (note.format(more),))
 
 
 def ranks_table(

@@ -10,6 +10,7 @@ from typing import Any
 
 from distprof.artefacts.fabric_file import (
     BOTH_WAYS,
+    EITHER,
     FABRIC_FILE,
     FABRIC_SCHEMA,
     FabricCurve,
@@ -17,6 +18,7 @@ from distprof.artefacts.fabric_file import (
     FabricFit,
     FabricPoint,
 )
+from distprof.artefacts.record import grouped
 from distprof.bounds import table_beside
 from distprof.documents.document import Document
 from distprof.documents.page import Page
@@ -41,8 +43,8 @@ _LARGE_BYTES, _LEAST_NVLINK, _MOST_ETHERNET = 1 << 26, 30e9, 3.2e9
 """From this size on, NVLink is faster than the second, Ethernet up to 25 Gb/s than no third."""
 
 _LINK_RATES = (10, 25, 40, 56, 100, 200, 400, 800)  # Gb/s
-_FULL, _LESS = 0.9, 0.75
-"""Shares: from which on a link is fully used, and up to which a GPU's memory is the slower one."""
+_FULL, _LESS, _ABOVE = 0.9, 0.75, 1.03
+"""Shares: of a link that is full, of a GPU's memory as the slower one, and of a card's loopback."""
 
 _MUCH = 0.25
 """Share of the best bandwidth from which on a smaller one of a larger message is no latency."""
@@ -74,6 +76,8 @@ def fabric_verdict(profile: FabricFile) -> str:
         return _say("copies", tests=profile.num_copies, where=_where(curve))
     runs = [c for c in measured if c.kind == curve.kind and not c.in_place]
     text = _compared(runs) or _speed(curve, profile.device)
+    if EITHER in profile.notes:
+        text = text.replace("all_gather", "all_gather or all_to_all", 1)
     return text if text.startswith(curve.kind) else capitalized(text)
 
 
@@ -171,7 +175,7 @@ def _of_link(curves: Sequence[FabricCurve], *, is_both_ways: bool) -> str:
     speed = max(from_gpu, from_host)
     if is_both_ways:
         return f"One link reaches {speed:.3g} Gb/s in both directions together."
-    rate = next((rate for rate in _LINK_RATES if speed <= rate), _LINK_RATES[-1])
+    rate = next((rate for rate in _LINK_RATES if speed <= _ABOVE * rate), _LINK_RATES[-1])
     text = f"One link reaches {speed:.3g} Gb/s, {format_ratio(speed / rate)} of {rate} Gb/s"
     if speed >= _FULL * rate:
         return f"{text}: a link of that rate gives no more; compare it with the card's (ibstat)."
@@ -228,9 +232,7 @@ def fabric_tables(profile: FabricFile, *, show_all: bool) -> Iterator[TableView 
     if show_all or len(profile.curves) == 1:
         yield from map(_point_table, profile.curves)
         return
-    groups: dict[tuple[int, int | None], list[FabricCurve]] = {}
-    for curve in profile.curves:
-        groups.setdefault((curve.group_size, curve.num_nodes), []).append(curve)
+    groups = grouped(((curve.group_size, curve.num_nodes), curve) for curve in profile.curves)
     yield from map(_size_table, groups.values())
 
 

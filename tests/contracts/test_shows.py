@@ -18,13 +18,12 @@ import msgspec
 import pytest
 
 import distprof.sections
-from distprof.artefacts.record import Record
 from distprof.documents.saved import REPORT, Report
 from distprof.escape import headed
 from distprof.formats import RenderOptions, find_reporter
+from distprof.run.run import Gap
 from distprof.sections import shows
 from distprof.sections.base import Result, subject_of
-from distprof.sections.capture import CaptureGap
 from distprof.sections.perturbation import PerturbationResult
 from distprof.sections.shows import (
     LONG_SENTENCES,
@@ -85,7 +84,7 @@ def filled(hint: Any, number: int = 0, name: str = "") -> Any:
         return arguments[0]
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return next(iter(hint))
-    if isinstance(hint, type) and issubclass(hint, Record):
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         fields = typing.get_type_hints(hint)
         wanted = {field.name for field in msgspec.structs.fields(hint)}
         return hint(**{f: filled(fields[f], number, f) for f in fields if f in wanted})
@@ -194,7 +193,7 @@ def test_a_listed_verdict_is_the_verdict_where_nothing_else_is(name: str) -> Non
     telemetry = msgspec.structs.replace(report.telemetry, ranks=())  # of devices without a rank
     report = msgspec.structs.replace(report, telemetry=telemetry)
     if subject == "capture":  # it is in every report, and has a verdict where a device is missing
-        gap = CaptureGap(what="no-device-activity", message="No device activity. Why.", ranks=(0,))
+        gap = Gap(what="no-device-activity", message="No device activity. Why.", ranks=(0,))
         capture = msgspec.structs.replace(report.capture, gaps=(gap,))
         report = msgspec.structs.replace(report, capture=capture)
     told = function(name)(report)

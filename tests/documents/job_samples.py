@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import msgspec
 
+from distprof.artefacts.run_file import Fault
 from distprof.documents.saved import Report
-from distprof.sections.capture import CaptureGap
+from distprof.run.run import Gap
 from distprof.sections.idle import PausesResult, RankPauses
 from distprof.sections.job import (
     JobError,
     JobExit,
     JobFailure,
-    JobFault,
     JobResult,
     ProbeOverhead,
     ProbeState,
@@ -79,7 +79,7 @@ JOB = JobResult(
     outcome="completed",
     duration_ns=12_300 * MS,
     exits=(JobExit(ranks=(0, 1), code=0, signal="", by_launcher=False),),
-    faults=(JobFault(kind="routing-skew", target=0, amount=4.0, text="routing-skew=0:4"),),
+    faults=(Fault(kind="routing-skew", target=0, amount=4.0, text="routing-skew=0:4"),),
     coverage="all",
     probes=PROBES,
     overhead=OVERHEAD,
@@ -274,7 +274,7 @@ def untraced() -> Report:
             world_size=2,
             ranks_missing=(0, 1),
             gaps=(
-                CaptureGap(
+                Gap(
                     what="no-traces",
                     message="No rank was traced (ranks 0-1: always-on mode).",
                     ranks=(),
@@ -298,7 +298,7 @@ def hostile_job() -> Report:
         failure=JobFailure(rank=1, kind=NASTY, message=NASTY, step=None, after_ns=None),
         errors=(JobError(rank=0, kind=NASTY, message=NASTY, step=None, is_peer_loss=False),),
         exits=(JobExit(ranks=(0,), code=None, signal=NASTY, by_launcher=True),),
-        faults=(JobFault(kind=NASTY, target=None, amount=0.0, text=NASTY),),
+        faults=(Fault(kind=NASTY, target=None, amount=0.0, text=NASTY),),
         probes=(
             ProbeState(
                 name=NASTY, state="failed", reason=NASTY, ranks=(0,), num_records=0, num_dropped=1

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from distprof.documents.saved import Report
 from distprof.rules.base import Finding, NotChecked
-from distprof.sections.capture import CaptureGap, CaptureResult, NodeClock
+from distprof.run.run import Gap
+from distprof.sections.capture import CaptureResult, NodeClock
 from distprof.sections.collectives import CollectiveClass, CollectivesResult
 from distprof.sections.idle import CpuPause, IdleResult, RankIdle
 from distprof.sections.kernels import CategoryTime, KernelRow, KernelsResult, RankSpeed
@@ -522,7 +523,7 @@ def single_rank() -> Report:
             world_size=8,
             ranks_missing=tuple(range(1, 8)),
             gaps=(
-                CaptureGap(
+                Gap(
                     what="missing-ranks",
                     message="7 of 8 ranks have no trace here: nothing across ranks is measured",
                     ranks=tuple(range(1, 8)),
@@ -691,7 +692,7 @@ def nasty() -> Report:
         run=run_info(tuple(range(8)), source=NASTY, device=NASTY, nodes={NASTY: (0,)}),
         capture=capture(
             tuple(range(8)),
-            gaps=(CaptureGap(what="damaged", message=NASTY, ranks=(0,)),),
+            gaps=(Gap(what="damaged", message=NASTY, ranks=(0,)),),
             notes=(NASTY,),
         ),
         collectives=CollectivesResult(

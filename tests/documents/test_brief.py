@@ -13,7 +13,7 @@ from distprof.documents.page import Listing, Page
 from distprof.documents.saved import Report
 from distprof.formats import RenderOptions, find_reporter
 from distprof.rules.base import NotChecked
-from distprof.sections.capture import CaptureGap
+from distprof.run.run import Gap
 from distprof.sections.table import Column, TableView
 from docs.documents import ALL_DOCUMENTS
 from tests.contracts.test_documents import SAMPLES as DOCUMENTS
@@ -96,7 +96,7 @@ def test_what_does_not_fit_is_counted() -> None:
 
 
 def test_gaps_of_the_recording_and_reasons_are_unknowns_and_a_reason_is_said_once() -> None:
-    gap = CaptureGap(what="missing-ranks", message="Ranks 4-7 have no trace.", ranks=(4, 5, 6, 7))
+    gap = Gap(what="missing-ranks", message="Ranks 4-7 have no trace.", ranks=(4, 5, 6, 7))
     left = tuple(NotChecked(code=f"TEL{i}", name="n", why="no samples") for i in range(101, 121))
     report = healthy()
     report = msgspec.structs.replace(
@@ -114,7 +114,7 @@ def test_gaps_of_the_recording_and_reasons_are_unknowns_and_a_reason_is_said_onc
 def test_missing_ranks_are_said_once() -> None:
     """By the finding if there is one, else in a sentence; the gap says it again."""
     report = single_rank()
-    gap = CaptureGap(what="missing-ranks", message="7 of 8 ranks have no trace.", ranks=(1, 2))
+    gap = Gap(what="missing-ranks", message="7 of 8 ranks have no trace.", ranks=(1, 2))
     capture = msgspec.structs.replace(report.capture, gaps=(gap,))
     report = msgspec.structs.replace(report, capture=capture, findings=())
     missing = finding(code="CAP101", headline="Ranks 1-7 of 8 are not in the recording")

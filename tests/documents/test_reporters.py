@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from distprof.artefacts.run_file import Fault
 from distprof.documents.markdown import MAX_BYTES
 from distprof.documents.page import GROUPS
 from distprof.documents.saved import Report
@@ -16,7 +17,6 @@ from distprof.documents.text import MAX_BRIEF
 from distprof.errors import UsageError
 from distprof.formats import RenderOptions, find_reporter, format_of_file
 from distprof.sections.capture import NodeClock
-from distprof.sections.job import JobFault
 from distprof.sections.report import RunInfo
 from distprof.sections.shows import origin
 from distprof.sections.whatif import RepairPlan
@@ -408,7 +408,7 @@ def test_the_short_report_shows_a_repair_of_its_plan_behind_other_findings(
 ) -> None:
     """What precedes the plan, such as a busy machine, costs far more and cannot be simulated."""
     report = straggler()
-    fault = JobFault(kind="slow-rank", target=1, amount=2.25, text="slow-rank=1:2.25")
+    fault = Fault(kind="slow-rank", target=1, amount=2.25, text="slow-rank=1:2.25")
     report = msgspec.structs.replace(
         report,
         job=msgspec.structs.replace(report.job, faults=(fault,) * num_faults),

@@ -5,7 +5,7 @@ import fsspec
 import pytest
 
 from distprof.errors import InputError
-from distprof.ingest.discovery import discover, open_trace, rank_in_name
+from distprof.ingest.discovery import discover, open_trace, rank_in_name, ranks_in_names
 
 TRACE = json.dumps({"schemaVersion": 1, "traceEvents": []}).encode()
 
@@ -28,6 +28,25 @@ TRACE = json.dumps({"schemaVersion": 1, "traceEvents": []}).encode()
 )
 def test_rank_is_read_from_names(path, rank):
     assert rank_in_name(path) == rank
+
+
+@pytest.mark.parametrize(
+    ("paths", "ranks"),
+    [
+        (["job/attempt_0/1/stderr.log", "job/attempt_0/0/stderr.log"], [1, 0]),
+        (["0/stdout.log", "0/stderr.log", "1/stdout.log", "1/stderr.log"], [0, 0, 1, 1]),
+        (["out/2.log", "out/0.log", "out/1.log.gz"], [2, 0, 1]),
+        (["log.0.txt", "log.1.txt"], [0, 1]),
+        (["rank3.log", "0.log"], [3, None]),
+        (["seed0.log", "seed1.log"], [None, None]),
+        (["1.log", "2.log"], [None, None]),
+        (["0.log"], [None]),
+        (["0.log", "1.log", "launcher.log"], [None, None, None]),
+        ([], []),
+    ],
+)
+def test_numbers_of_files_are_ranks_if_all_have_one_from_0_on(paths, ranks):
+    assert ranks_in_names(paths) == ranks
 
 
 def put(path, content=TRACE):

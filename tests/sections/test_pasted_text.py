@@ -96,6 +96,17 @@ def test_tests_of_one_rank_have_no_bandwidth():
             "67.1 MB on",
         ),
         ("sizes-by-length.log", "This test reaches 19.8 GB/s at 4.19 MB"),
+        (
+            "ranks-left-out-of-a-list.log",
+            "all_reduce over 8 ranks reaches 337 GB/s bus bandwidth at 4.29 GB",
+        ),
+        (
+            "one-of-two-collectives.log",
+            "all_gather or all_to_all over 4 ranks in one node reaches",
+        ),
+        ("a-card-sends-to-itself.log", "202 Gb/s, 101 % of 200 Gb/s: a link of that rate gives no"),
+        ("payloads-of-a-benchmark.md", "all_reduce over 8 ranks reaches 434 GB/s bus bandwidth at"),
+        ("sizes-with-underscores.log", "reaches 237 GB/s bus bandwidth at 1.07 GB"),
         ("runs-that-share-small-sizes.log", "This test reaches 6.12 GB/s at 1.05 MB"),
         (
             "tests-that-did-not-join.log",

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.ingest.sensors.collect import Collector, Identity
+from distprof.ingest.sensors.collect import Collector
 from distprof.intervals import Intervals
+from distprof.run.logs import Identity
 from distprof.sections.step_log import StepLogResult
 from distprof.sections.stragglers.computing import sensed_difference
 from distprof.sections.telemetry import TelemetryResult

@@ -107,6 +107,12 @@ def test_slow_iterations_that_come_at_random_have_none():
     assert result.slow_period is None
 
 
+def test_iterations_that_all_take_longer_from_one_on_are_not_single_slow_ones():
+    result = result_of(log_of([400] * 30 + [700] * 20))
+    assert result.num_slow == 0
+    assert result.slow_span.num_reports == 20
+
+
 def test_iterations_that_grow_with_the_batch_are_not_slow():
     times = np.repeat([100, 200, 300], 101)
     assert result_of(log_of([100, *times])).num_slow <= 20  # none but next to a change

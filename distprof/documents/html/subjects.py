@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from distprof.artefacts.record import grouped
 from distprof.documents.html.blocks import (
     EMPTY,
     Markup,
@@ -107,9 +108,7 @@ def _by_rank(report: Report, key: str) -> Markup:
 
 def _by_step(report: Report, key: str) -> Markup:
     field = _FIELDS.get(key, "idle_ns")
-    sums: dict[int, list[int]] = {}
-    for each in report.breakdown.steps:
-        sums.setdefault(each.step, []).append(getattr(each, field))
+    sums = grouped((each.step, getattr(each, field)) for each in report.breakdown.steps)
     if len(sums) < 2:
         return EMPTY
     by_step = [(step, statistics.fmean(values)) for step, values in sorted(sums.items())]

@@ -15,21 +15,20 @@ from msgspec.structs import replace
 
 from distprof.bounds import Bound, expanded, patterns_beside
 from distprof.errors import InputError, UsageError
-from distprof.ingest.discovery import rank_in_name
+from distprof.ingest.discovery import ranks_in_names
 from distprof.ingest.files import (
     DAMAGE,
     NOT_LOGS,
     Blocks,
     any_log,
     beginning,
-    begins_object,
     opened,
     paths_of_logs,
     read_some,
-    unwrapped,
 )
 from distprof.ingest.kinds import Source, machine
 from distprof.ingest.recognise import foreign_format
+from distprof.ingest.wrapped import begins_object, unwrapped
 from distprof.run.logs import DeviceLog, JobOutput, NcclLog, TrainingLog
 from distprof.run.run import Run
 
@@ -57,7 +56,7 @@ def fits_training_log(source: str, *, least: int = 1) -> bool:
     try:
         if "://" not in source and not Path(expanded(source)).is_file():
             return False
-        with opened(source) as stream:
+        with opened(source, keeps_labels=True) as stream:
             start = unwrapped(read_some(stream, _SMALL)[0])
             if is_text and not begins_object(start):
                 start += read_some(stream, SNIFFED_BYTES - len(start))[0]
@@ -109,7 +108,8 @@ def read_nccl_log(source: str) -> NcclLog:
     if paths == [source]:
         log = _read_nccl({source: None})
     else:
-        log = _read_nccl({path: rank_in_name(path) for path in paths if _is_nccl_log(path)})
+        paths = [*filter(_is_nccl_log, paths)]
+        log = _read_nccl(dict(zip(paths, ranks_in_names(paths), strict=True)))
     if not (log.num_info or log.num_warn or log.versions):
         raise InputError(
             source,
@@ -466,7 +466,8 @@ def read_job_output(source: str) -> JobOutput:
     from distprof.ingest.output.read import read_output
 
     paths = [path for path in paths_of_output(source) if not path.lower().endswith(_NOT_READ)]
-    output = read_output([(path, Path(path).name, rank_in_name(path)) for path in paths])
+    names = [_shown(path, expanded(source)) if paths[1:] else Path(path).name for path in paths]
+    output = read_output(zip(paths, names, ranks_in_names(paths), strict=True))
     if not (output.events or output.stacks):
         raise InputError(
             source,

@@ -26,10 +26,12 @@ BOUND = Bound(reads="output of nvidia-smi topo -m", num_bytes=1 << 24, names=512
 MAX_DEVICES = 512
 _SNIFFED_BYTES = 1 << 18
 _JSON = (b"{", b"{}", b'{"', b"[", b"[{", b"[[", b'["')
-_SIGNS = (b"GPU0", b"P2P=", b"GPU(row)", b"CPU(row)", b"bandwidth in GB/s")
+_SIGNS = (b"GPU0", b"P2P=", b"GPU(row)", b"CPU(row)", b"to Device Bandwidth", b"bandwidth in GB/s")
 # Output of nccl-tests, which is for ``distprof fabric`` unless NCCL's initialisation is in it.
 TEST_SIGNS = (b"out-of-place", b"algbw", b"busbw")
 _LONGEST_LINE = 1 << 16
+_SAID_AS = {"escape": "", "control": "", "bar": "  ", "soc": "SYS", "moved": r"0 \1"}
+_SAID_AS |= {way: f"CPU(row) {way} GPU bandwidth (GB/s)" for way in ("->", "<-")}
 _SAYS = patterns_beside(__package__, "topology.toml")
 
 
@@ -65,7 +67,7 @@ def parse_machines(text: str) -> Machines:
     from distprof.ingest.sensors.collect import host_named
 
     lines = [line[:_LONGEST_LINE] for line in text.splitlines()]
-    for name, instead in (("escape", ""), ("control", ""), ("bar", "  "), ("soc", "SYS")):
+    for name, instead in _SAID_AS.items():
         lines = [_SAYS[name].sub(instead, line) for line in lines]
     lines = [line.rstrip() for line in lines]
     headers = [match for line in lines if (match := _SAYS["header"].fullmatch(line))]

@@ -25,8 +25,9 @@ from distprof.bounds import Bound, patterns_beside, table_beside
 from distprof.config import CommunicationConfig
 from distprof.errors import InputError
 from distprof.ingest.communication import classifier_for, collective_kind
-from distprof.ingest.files import beginning, begins_object, refusing, untagged, whole
+from distprof.ingest.files import beginning, refusing, whole
 from distprof.ingest.kinds import Source
+from distprof.ingest.wrapped import begins_object, untagged
 from distprof.run.evidence import OperatorTable, TableOperator
 from distprof.terms import CollectiveKind
 

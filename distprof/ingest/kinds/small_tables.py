@@ -30,11 +30,12 @@ from numpy.typing import NDArray
 
 from distprof.bounds import Bound, patterns_beside
 from distprof.ingest.communication import collective_kind
-from distprof.ingest.files import beginning, decoded, refusing, untagged, whole
+from distprof.ingest.files import beginning, decoded, refusing, unwrapped, whole
 from distprof.ingest.kinds import Source, known_sources
 from distprof.ingest.kinds.logs import TRAINING_LOG, fits_training_log
 from distprof.ingest.kinds.operator_table import fits_operator_table
 from distprof.ingest.metadata import parse_ranks
+from distprof.ingest.wrapped import untagged
 from distprof.run.evidence import (
     CollectiveSummary,
     ExpertCounts,
@@ -42,6 +43,7 @@ from distprof.run.evidence import (
     ScalingTable,
     SummaryClass,
 )
+from distprof.units import seconds_in
 
 COUNTS_BOUND = Bound(reads="tokens per expert", num_bytes=64_000_000, rows=8_000_000, depth=1_000)
 _COUNTS_BYTES = 1 << 13
@@ -359,9 +361,6 @@ _SHORT = 4_000
 """Characters of a text in which two numbers of GPUs make a comparison; a longer one needs three."""
 _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight")
 _TIMES = {"half": 0.5, "twice": 2, "double": 2, "two": 2, "three": 3, "triple": 3, "four": 4}
-_SECONDS = {"ns": 1e-9, "us": 1e-6, "μs": 1e-6, "ms": 1e-3,  # as casefold leaves them
-            "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0,
-            "秒": 1.0, "分": 60.0, "小": 3600.0, "天": 86400.0}  # fmt: skip
 _CONTRASTS = ("of_chip", "of_mode", "of_precision", "of_way", "of_change")
 _MOST_WORDS = 7  # Of a name in a sentence
 _MOST_APART = 100  # Ratio of times that are hardly those of the same work
@@ -410,7 +409,7 @@ def _values(line: str) -> Iterator[_Value]:
     is_of_step = _PATTERNS["of_iterations"].search(line) and not is_of_epoch
     for found in _PATTERNS["value"].finditer(line):
         seconds = sum(
-            (_typed(number) or 0.0) * _SECONDS[unit if unit in _SECONDS else unit[0]]
+            (_typed(number) or 0.0) * seconds_in(unit)
             for number, unit in _PATTERNS["duration"].findall((found["time"] or "").casefold())
         )
         seconds = seconds or float(found["bare"] or found["seconds"] or 0)
@@ -587,7 +586,7 @@ def _rank_rates(lines: Sequence[str]) -> dict[str, float]:
     named = re.search(r"\((m?s)\)", " ".join(lines))
     return {
         f"rank {int(found[1])}": 1
-        / (time * _SECONDS[(found[3] or (named[1] if named else "s")).casefold()])
+        / (time * seconds_in((found[3] or (named[1] if named else "s")).casefold()))
         for found in filter(None, map(_PATTERNS["of_rank"].fullmatch, lines))
         if (time := _number(found[2])) and (found[3] or named)
     }
@@ -990,12 +989,12 @@ def _text(source: str) -> str:
     """A small text; empty for anything else."""
     start = beginning(source, SCALING_BOUND.num_bytes)
     is_text = b"\0" not in start and len(start) < SCALING_BOUND.num_bytes
-    return start.decode("utf-8", "replace") if is_text else ""
+    return unwrapped(start).decode("utf-8", "replace") if is_text else ""
 
 
 def read_scaling(source: str, of: Callable[[str], ScalingTable | None] = _scaling) -> ScalingTable:
     """Read throughput by the number of GPUs, or what else a function finds in a text."""
-    data = whole(source, SCALING_BOUND.num_bytes, _refuse_scaling)
+    data = unwrapped(whole(source, SCALING_BOUND.num_bytes, _refuse_scaling))
     return of(data.decode("utf-8", "replace")) or _refuse_scaling(source, "fewer than two")
 
 

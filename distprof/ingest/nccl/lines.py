@@ -12,6 +12,7 @@ import msgspec
 
 from distprof.bounds import byte_patterns_beside
 from distprof.ingest.files import Blocks
+from distprof.ingest.wrapped import uncoloured
 
 MAX_LINE_BYTES = 1 << 16
 
@@ -84,8 +85,7 @@ class Splitter:
 
     def split(self, line: bytes) -> Iterator[Message]:
         """The messages of one line, in order."""
-        if b"\x1b" in line:
-            line = _HOW["escapes"].sub(b"", line)
+        line = uncoloured(line)
         process: tuple[bytes, int] | None = None
         level, begin, end = b"", -1, 0
         for mark in _HOW["mark"].finditer(line):

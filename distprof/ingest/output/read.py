@@ -17,9 +17,10 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.bounds import byte_patterns_beside, patterns_beside, table_beside
-from distprof.ingest.files import DAMAGE, INNER, Blocks, opened
+from distprof.ingest.files import DAMAGE, Blocks, opened
 from distprof.ingest.output.expressions import Expression, expressions, signs
 from distprof.ingest.output.stacks import headed, listed_stacks, stacks_in
+from distprof.ingest.wrapped import INNER
 from distprof.run.logs import JobOutput, OutputEvent, OutputStack
 from distprof.run.topology import DEFAULT_GROUPS
 
@@ -79,10 +80,10 @@ def _prefix(line: str) -> tuple[int | None, int]:
 
 
 def cleaned(raw: bytes) -> str:
-    """Text without escape sequences and control characters."""
+    """Text without control characters."""
     text = raw.lstrip(_REST_OF_CHARACTER).decode("utf-8", "replace")
     if raw.translate(None, _PLAIN):
-        text = _HOW["controls"].sub("", _HOW["escapes"].sub("", text))
+        text = _HOW["controls"].sub("", text)
     return _HOW["repeated"].sub("", text) if "x across cluster]" in text else text
 
 

@@ -89,7 +89,7 @@ def read_file(path: str, shown: str) -> DeviceLog:
     try:
         if path.lower().endswith(JSON_ENDINGS) and _read_amd_json(path, collector):
             return collector.result()
-        with opened(path) as stream:
+        with opened(path, keeps_labels=True) as stream:
             for line in _lines(stream, collector):
                 dispatcher.take(line)
         collector.is_kernel_log |= is_kernel_log(dispatcher.beginning)
@@ -113,7 +113,7 @@ def read_file(path: str, shown: str) -> DeviceLog:
 
 def _read_amd_json(path: str, collector: Collector) -> bool:
     """Read JSON of AMD's tools; False if the file is something else."""
-    with opened(path) as stream:
+    with opened(path, keeps_labels=True) as stream:
         start = stream.read(_SNIFFED_JSON).decode("utf-8", "replace")
         if not is_amd_json(start):
             return False

@@ -17,7 +17,15 @@ from msgspec.structs import asdict, replace
 
 from distprof.artefacts.records import throttle_reasons
 from distprof.bounds import patterns_beside, table_beside
-from distprof.run.logs import Clock, DeviceEvent, DeviceLinks, DeviceLog, DeviceSeries, DeviceState
+from distprof.run.logs import (
+    Clock,
+    DeviceEvent,
+    DeviceLinks,
+    DeviceLog,
+    DeviceSeries,
+    DeviceState,
+    Identity,
+)
 from distprof.run.records import NO_THROTTLING, TELEMETRY
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.units import NS_PER_S
@@ -181,16 +189,6 @@ def gpus_at_once(times: Int64Array) -> int:
         len(sizes) > 2 and (sizes == sizes[0]).all() and len(times) - 1 - ends[-1] <= sizes[0]
     )
     return int(sizes[0]) if is_regular else 1
-
-
-class Identity(msgspec.Struct, frozen=True):
-    """Identification of a GPU in a row, as in :class:`~distprof.run.logs.OfDevice`."""
-
-    host: str = ""
-    index: int | None = None
-    uuid: str = ""
-    bus_id: str = ""
-    name: str = ""
 
 
 class Samples:

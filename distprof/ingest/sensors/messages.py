@@ -31,7 +31,6 @@ from distprof.ingest.sensors.collect import (
     JOURNAL,
     LAST_NS,
     Collector,
-    Identity,
     bus_id,
     columns_of,
     number,
@@ -41,7 +40,7 @@ from distprof.ingest.sensors.collect import (
     time_of,
     whole,
 )
-from distprof.run.logs import Clock, DeviceEvent, DeviceLinks
+from distprof.run.logs import Clock, DeviceEvent, DeviceLinks, Identity
 from distprof.units import NS_PER_MS, NS_PER_S
 
 _DRIVER = "NVRM: "

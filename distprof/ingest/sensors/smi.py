@@ -24,7 +24,6 @@ from msgspec.structs import asdict
 from distprof.bounds import patterns_beside
 from distprof.ingest.sensors.collect import (
     Collector,
-    Identity,
     bus_id,
     columns_of,
     number,
@@ -33,7 +32,7 @@ from distprof.ingest.sensors.collect import (
     whole,
 )
 from distprof.ingest.sensors.messages import parsed_time
-from distprof.run.logs import Clock, DeviceState
+from distprof.run.logs import Clock, DeviceState, Identity
 from distprof.run.records import NO_THROTTLING
 
 _REPAIRS_AND_LINKS = ("generation", "width", "repair_pending", "repair_failed", "recovery")

@@ -24,7 +24,6 @@ from distprof.ingest.sensors.collect import (
     LAST_NS,
     MAX_NAME,
     Collector,
-    Identity,
     bus_id,
     columns_of,
     number,
@@ -33,7 +32,7 @@ from distprof.ingest.sensors.collect import (
     whole,
 )
 from distprof.ingest.sensors.smi import state_columns, state_of
-from distprof.run.logs import Clock
+from distprof.run.logs import Clock, Identity
 from distprof.run.records import NO_THROTTLING
 from distprof.units import NS_PER_S
 

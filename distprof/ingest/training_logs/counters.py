@@ -25,11 +25,9 @@ from distprof.ingest.training_logs.grammar import (
     Grammar,
     Row,
     byte_patterns,
-    clock_s,
     has_lost,
     s_to_ns,
     stamp_s,
-    to_float,
 )
 from distprof.ingest.training_logs.named_numbers import (
     FEWEST,
@@ -38,14 +36,13 @@ from distprof.ingest.training_logs.named_numbers import (
     candidates,
     number_of_step,
     of_the_usual_kind,
+    time_in,
 )
 from distprof.units import format_duration
 
 _DATED = {"step": "a training program", "epoch": "a program that dates its epochs"}
 _PATTERNS = byte_patterns("counters.toml")
 _NUMBER = re.compile(rb"[-+]?\d[\d.,:]*(?:e[-+]?\d+)?")
-_MS = (b"ms", b"milliseconds")
-_SECONDS = {b"h": 3_600.0, b"m": 60.0, b"s": 1.0}
 _MAX_SERIES, _MAX_KEY = 200, 120
 _MAX_READ = 200_000  # Candidates, which take about 10 µs each
 _NEAR = 10  # Candidates below the line that names an epoch, which may hold its time
@@ -89,7 +86,7 @@ class CountersGrammar(Grammar):
         found, evaluation = _time_of_epoch(line, epoch)
         self._evaluations += [evaluation] if evaluation and self._num_since <= _NEAR else []
         if found is not None and (self._epoch is not None or b"epoch" in found[0]):
-            time, has_unit = _seconds(found)
+            time, has_unit = time_in(found)
             report = Report(row=row, number=self._epoch or 0, time=time, has_unit=has_unit)
             self._keep(self._timed, "epoch", line[: found.start()], report)
             self.num_not_finite += has_lost(text)
@@ -145,14 +142,14 @@ def _time_of_epoch(
 ) -> tuple[re.Match[bytes] | None, float | None]:
     """The time of an epoch in a line in lower case, and that of an evaluation in s."""
     named = [(match, _kind(match)) for match in _PATTERNS["named"].finditer(line)]
-    evaluation = next((_seconds(match)[0] for match, kind in named if kind == "evaluation"), None)
+    evaluation = next((time_in(match)[0] for match, kind in named if kind == "evaluation"), None)
     found = [match for match, kind in named if kind == "epoch"]
     if not named:
         rate = _PATTERNS["per_epoch"].search(line)
         bare = rate or (epoch and _PATTERNS["unnamed"].match(line, epoch.end()))
         found = [bare] if bare else []
     found.sort(key=lambda m: b"epoch" not in m[0] and b"train" not in m[0])
-    return next((match for match in found[:1] if _seconds(match)[0]), None), evaluation
+    return next((match for match in found[:1] if time_in(match)[0]), None), evaluation
 
 
 def _kind(match: re.Match[bytes]) -> str:
@@ -163,19 +160,6 @@ def _kind(match: re.Match[bytes]) -> str:
     if _PATTERNS["of_evaluation"].search(name):
         return "evaluation"
     return "" if _PATTERNS["of_another"].search(name) else "epoch"
-
-
-def _seconds(match: re.Match[bytes]) -> tuple[float | None, bool]:
-    """A time in seconds, or in an unknown unit, and whether the unit is known."""
-    groups = match.groupdict()
-    if clock := groups.get("clock"):
-        return clock_s(clock), True
-    value, unit = to_float(match["value"]), groups.get("unit") or groups.get("in")
-    if unit is None and (groups.get("name") or b"").endswith((b"seconds", b"secs")):
-        unit = b"s"
-    if value is None or unit is None:
-        return value, False
-    return value * (1e-3 if unit in _MS else _SECONDS[unit[:1]]), True
 
 
 def _is_since_start(found: list[Report]) -> bool:

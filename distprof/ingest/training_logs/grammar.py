@@ -21,7 +21,7 @@ import numpy as np
 from distprof.bounds import Patterns, byte_patterns_beside, table_beside
 from distprof.run.logs import TrainingFacts, TrainingLog
 from distprof.schema import ABSENT, Floats, Int64Array
-from distprof.units import NS_PER_MS, NS_PER_S, format_duration, format_ratio
+from distprof.units import NS_PER_S, format_duration, format_ratio
 
 RATES = ("samples_per_s", "tokens_per_s", "tokens_per_s_per_device", "tflops", "loss")
 
@@ -32,14 +32,10 @@ MAX_ROWS = 500_000
 MAX_TIMERS = 200
 MAX_TIMER_VALUES = 4_000_000
 
-MAX_SECONDS = 1e7
-"""A longer time of an iteration (four months) must be in another unit."""
-
+MAX_SECONDS = 1e7  # A longer time of an iteration (four months) must be in another unit
 MAX_COUNT = 1 << 53
 
-_SOME_YEAR = 2000
-"""Taken for dates without a year, which may be the 29th of February."""
-
+_SOME_YEAR = 2000  # Taken for dates without a year, which may be the 29th of February
 NUMBER = rb"[-+]?(?:\d{1,25}(?:\.\d{0,25})?|\.\d{1,25})(?:[eE][-+]?\d{1,4})?"
 """Unambiguous, so hostile lines cause no backtracking."""
 
@@ -193,9 +189,7 @@ def whole_number(value: float | None, limit: int = MAX_COUNT) -> int | None:
 
 def ms_to_ns(value: float | None) -> int | None:
     """Milliseconds as int ns; None if it cannot be the time of an iteration."""
-    if value is None or not 0 <= value < MAX_SECONDS * 1e3:
-        return None
-    return round(value * NS_PER_MS)
+    return None if value is None else s_to_ns(value / 1e3)
 
 
 def s_to_ns(value: float | None) -> int | None:
@@ -230,15 +224,9 @@ def _moment_s(*parts: bytes | None) -> float | None:
     return (moment - datetime(1970, 1, 1)).total_seconds()
 
 
-LEAST_EVALUATION = 0.1
-"""Share of the training from which evaluations are named."""
-
-IMPOSSIBLE = 1.5
-"""Ratio of a printed time to all time since the last report from which it is wrong."""
-
-_TINY = 0.05
-"""Share of the peak below which batches or waits matter more than kernels."""
-
+LEAST_EVALUATION = 0.1  # Share of the training from which evaluations are named
+IMPOSSIBLE = 1.5  # Ratio of a printed time to all time since the last report: it is wrong
+_TINY = 0.05  # Share of the peak below which batches or waits matter more than kernels
 _FEWEST_TICKS, _FEWEST_TIMED = 2, 3  # Ticks of the clock between two lines, and pairs of them
 _GAP = 50  # Ratio to the usual time from which a time between dates is not that of iterations
 _EVEN = 0.03  # Relative difference of a ratio that is a whole number
@@ -246,8 +234,7 @@ TYPED, RUN, AGAIN = "timed phases", "Run number ", "Iteration numbers start agai
 """Beginning of the name of a log that someone typed, and of notes on several runs in a text."""
 
 
-USE = "Use of the GPU: "
-"""Beginning of a note on the share of its peak."""
+USE = "Use of the GPU: "  # Beginning of a note on the share of its peak
 
 
 def use_notes(share: float, of: str) -> list[str]:
@@ -326,11 +313,12 @@ def _without_impossible(rates: dict[str, Floats]) -> list[str]:
     return notes
 
 
-def _has_times(grammar: Grammar) -> tuple[bool, bool]:
-    """Whether many reports, and whether any, have a duration or a time of their line."""
+def _has_times(grammar: Grammar) -> tuple[bool, bool, bool]:
+    """Whether many reports, and any, have a time or a date, and most of many have timers."""
     times = zip(*((row.duration_ns, row.at_s) for row in grammar.rows[:1_000]), strict=True)
     most = max(sum(each is not None for each in some) for some in times)
-    return most >= 3, most > 0
+    timed = max((len(values.report) for values in grammar.timers.values()), default=0)
+    return most >= 3, most > 0, most >= 3 and 2 * timed > len(grammar.rows)
 
 
 def _of_one_rank(rows: Sequence[Row], notes: list[str]) -> tuple[list[Row], Int64Array]:
@@ -396,8 +384,9 @@ def _compared_with_the_clock(
     usual = median(ns for *_, ns in ticks)
     gaps = [(ns, rows[start].iteration) for start, _, ns in ticks if ns > _GAP * usual]
     if gaps:  # of a job that was started again
+        pauses = _pauses(rows, ticks, np.full(len(ticks), round(usual)), _GAP)
+        notes += pauses or [NOTES["gaps"].format(len(gaps), max(gaps)[1])]
         ticks = [tick for tick in ticks if tick[2] <= _GAP * usual]
-        notes.append(NOTES["gaps"].format(len(gaps), max(gaps)[1]))
     timed = [row._replace(duration_ns=None, span=None) for row in rows]
     for start, end, ns in ticks:
         span = (rows[end].iteration or 0) - (rows[start].iteration or 0)
@@ -413,12 +402,15 @@ def _compared_with_the_clock(
 
 
 def _pauses(
-    rows: Sequence[Row], ticks: Sequence[tuple[int, int, int]], printed: Int64Array
+    rows: Sequence[Row], ticks: Sequence[tuple[int, int, int]], usual: Int64Array, ratio: int = 3
 ) -> list[str]:
     """A note on time between reports that is far longer than that of their iterations."""
     spans = [(rows[end].iteration or 0) - (rows[start].iteration or 0) for start, end, _ in ticks]
-    both = zip(ticks, printed.tolist(), spans, strict=True)
-    longer = [((ns - ms) * n, rows[at].iteration) for (at, _, ns), ms, n in both if ns > 3 * ms > 0]
+    longer = [
+        ((ns - each) * span, rows[at].iteration)
+        for (at, _, ns), each, span in zip(ticks, usual.tolist(), spans, strict=True)
+        if ns > ratio * each > 0
+    ]
     lost = sum(ns for ns, _ in longer)
     share = lost / sum(tick[2] * span for tick, span in zip(ticks, spans, strict=True))
     if share < LEAST_EVALUATION or len(longer) > len(ticks) / 2:
@@ -439,7 +431,8 @@ def _spans(rows: Sequence[Row]) -> Int64Array:
     number = _ints(row.iteration for row in rows)
     steps = np.diff(number, prepend=number[:1]) * (np.roll(number, 1) != ABSENT)
     usual = int(np.median(steps[steps > 0])) if (steps > 0).any() else 1
-    by_numbers = np.where((steps > 0) & (number != ABSENT), steps, usual)
+    is_span = (steps > 0) & (steps < _GAP * usual)  # else some reports between are left out
+    by_numbers = np.where(is_span & (number != ABSENT), steps, usual)
     printed = _ints(row.span for row in rows)
     return np.maximum(np.where(printed > 0, printed, by_numbers), 1)
 

@@ -17,7 +17,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
-from itertools import islice, pairwise
+from itertools import islice, pairwise, takewhile
 from statistics import median
 from typing import Any
 
@@ -31,25 +31,25 @@ from distprof.ingest.training_logs.grammar import (
     Grammar,
     Row,
     byte_patterns,
+    clock_s,
     has_lost,
     line_around,
     s_to_ns,
     stamp_s,
     to_float,
 )
+from distprof.units import seconds_in
 
 FEWEST = 3
 """Reports in ascending order that make a log of a training program."""
 
-_UNITS = {b"ns": 1e-9, b"us": 1e-6, b"\xc2\xb5s": 1e-6, b"ms": 1e-3, b"msec": 1e-3,
-          b"milliseconds": 1e-3, b"s": 1.0, b"sec": 1.0, b"secs": 1.0, b"seconds": 1.0}  # fmt: skip
 _PATTERNS = byte_patterns("named_numbers.toml")
 _PHASES = _PATTERNS["phase"].groupindex.keys() - {"in", "exact", "value", "unit"}
 """Groups of the phases of an iteration by the names that people give them."""
 
 _BARE = (b"time", b"elapsed", b"duration")
-_LONG_S, _MANY = 10.0, 10
-"""A time from here on, with this many steps since the last report, is that of all of them."""
+_STEADY, _FALLING = 1.2, 0.98
+_LONG_S, _MANY = 10.0, 10  # A time from here on, of so many steps, is that of all of them
 _LEAST_WHOLE = 0.95  # Share of its parts; the name of less is not that of the whole.
 _LEAST_LISTED, _MOST_LISTED = (
     50,
@@ -84,9 +84,9 @@ _COLUMNS = re.compile(rf"(?m)^[^\S\n]*({_COLUMN}(?:[^\S\n]+{_COLUMN}){{2,30}})$"
 
 
 def _phases(text: bytes) -> Iterator[tuple[str, float, bool]]:
-    """Phases with their times, as :func:`_time` reads them."""
+    """Phases with their times, as :func:`time_in` reads them."""
     for match in _PATTERNS["phase"].finditer(text):
-        time, has_unit = _time(match)
+        time, has_unit = time_in(match)
         if time is not None and (has_unit or match["exact"] is not None):
             name = next(name for name in _PHASES if match[name]).replace("_", " ")
             yield name.removeprefix("iteration"), time, has_unit
@@ -96,7 +96,7 @@ def _listed(text: bytes) -> list[tuple[str, float, bool]]:
     """Parts of iterations, and their sum, if lists tell their times and shares of it."""
     told: list[dict[str, tuple[float, float]]] = [{}]
     for one in islice(_PATTERNS["listed"].finditer(text), MAX_KEPT):
-        name, share, (time, _) = one["name"].decode(), float(one["share"]), _time(one)
+        name, share, (time, _) = one["name"].decode(), float(one["share"]), time_in(one)
         if name in told[-1]:
             told.append({})
         if time and share:
@@ -124,13 +124,16 @@ class PhasesGrammar(Grammar):
         self.name += " of epochs" * bool(_OF_EPOCHS.search(text))
         if _PATTERNS["compared"].search(block):  # times of several ways
             return
+        texts = [text]
         if head := _COLUMNS.search(text):
             names = head[1].split()
             rows = (line.split()[-len(names) :] for line in text[head.end() :].splitlines())
             named = (zip(names, row, strict=False) for row in rows)
-            text = "\n".join(" ".join(f"{name}: {value}" for name, value in row) for row in named)
-        lower = text.lower().encode()
-        self._found += _listed(lower) or islice(_phases(lower), MAX_KEPT)
+            table = "\n".join(" ".join(f"{name}: {value}" for name, value in row) for row in named)
+            texts.insert(0, table)
+        lower = (one.lower().encode() for one in texts)
+        found = ([*(_listed(one) or islice(_phases(one), MAX_KEPT))] for one in lower)
+        self._found += max(found, key=lambda some: len({name for name, *_ in some}))
 
     def finish(self) -> None:
         """Each phase that is named again begins the next iteration."""
@@ -166,6 +169,11 @@ class NamedNumbersGrammar(Grammar):
     name: str = "a training program"
     _found: list[Report] = msgspec.field(default_factory=list)
 
+    @property
+    def num_found(self) -> int:
+        """Lines until now that look like reports."""
+        return len(self._found)
+
     def take(self, block: bytes) -> None:
         """Read lines that name a step."""
         if len(self._found) >= MAX_KEPT:
@@ -185,8 +193,9 @@ class NamedNumbersGrammar(Grammar):
         factor = self._factor(found)
         span = round(median(b.number - a.number for a, b in pairwise(found)))
         usual = median([one.time for one in found if one.time is not None] or [0.0]) * factor
-        if span > 1 and found[0].is_bare and _by_stamps(found) is None:
-            is_of_all = usual >= _LONG_S and span >= _MANY and not _is_since_start(found)
+        is_of_step = found[0].is_bare and not (_is_left(found) or _is_since_start(found))
+        if span > 1 and is_of_step and _by_stamps(found) is None:
+            is_of_all = usual >= _LONG_S and span >= _MANY
             factor /= span if is_of_all else 1
             self.notes.append(NOTES["one_or_all"].format("all" if is_of_all else "one"))
         for one, duration in zip(found, _durations(found, factor), strict=True):
@@ -238,7 +247,7 @@ def _read(text: bytes) -> Report | None:
     per_step = _PATTERNS["per_step"].search(line) if has_rate else None
     named = per_step or (_PATTERNS["time"].search(line) if has_time else None)
     unnamed = () if named else tuple(islice(_PATTERNS["unnamed"].finditer(line), 2))
-    time, has_unit = _time(unnamed[0] if len(unnamed) == 1 else named)
+    time, has_unit = time_in(unnamed[0] if len(unnamed) == 1 else named)
     has_phases = _PATTERNS["has_phases"].search(line)
     phases = {name: time for name, time, _ in _phases(line) if name} if has_phases else {}
     rates: dict[str, Any] = _rates(line) if has_rate else {}
@@ -259,15 +268,17 @@ def _read(text: bytes) -> Report | None:
     )
 
 
-def _time(found: re.Match[bytes] | None) -> tuple[float | None, bool]:
+def time_in(found: re.Match[bytes] | None) -> tuple[float | None, bool]:
     """A time in seconds, or in an unknown unit, and whether the unit is known."""
-    value = to_float(found["value"]) if found else None
-    if found is None or value is None or value < 0:
+    groups = found.groupdict() if found else {}
+    if clock := groups.get("clock"):
+        return clock_s(clock), True
+    value = to_float(groups.get("value"))
+    if value is None or value < 0:
         return None, False
-    groups = found.groupdict()
-    named = _PATTERNS["unit_in_name"].match(groups.get("name") or b"")
+    named = _PATTERNS["unit_in_name"].search(groups.get("name") or b"")
     unit = groups.get("unit") or groups.get("in") or (named and named[1])
-    return (value, False) if unit is None else (value * _UNITS[unit], True)
+    return (value, False) if unit is None else (value * seconds_in(unit.decode()), True)
 
 
 def _rates(line: bytes) -> dict[str, float]:
@@ -313,6 +324,12 @@ def of_the_usual_kind(found: list[Report], fewest: int = FEWEST) -> list[Report]
 
 def _durations(found: list[Report], factor: float) -> list[float | None]:
     """Seconds per step: as printed, from the time since the start, or from a rate of steps."""
+    if _is_left(found):  # The first ones are guesses.
+        late = [*takewhile(lambda one: 2 * one.number >= found[-1].number, reversed(found))]
+        passed = (late[-1].time or 0.0) - (late[0].time or 0.0)
+        steps = late[0].number - late[-1].number
+        mean = passed * factor / steps if steps else None
+        return [*[None] * (len(found) - len(late)), *[mean] * len(late)]
     if _is_since_start(found):
         result: list[float | None] = [None]
         for before, one in pairwise(found):
@@ -333,8 +350,20 @@ def _durations(found: list[Report], factor: float) -> list[float | None]:
 
 
 def _is_since_start(found: list[Report]) -> bool:
+    """Whether times are those since the start, by their name or in proportion to the number."""
     known = [one.time for one in found if one.time is not None]
-    return found[0].is_bare and len(known) == len(found) > FEWEST and _is_ascending(known)
+    half, end = found[len(found) // 2], found[-1]
+    more, longer = end.number / max(half.number, 1), (end.time or 0.0) / (half.time or math.inf)
+    is_linear = more > _STEADY**2 and 1 / _STEADY < longer / more < _STEADY
+    are_all = len(known) == len(found) > FEWEST
+    return are_all and (found[0].is_bare or is_linear) and _is_ascending(known)
+
+
+def _is_left(found: list[Report]) -> bool:
+    """Whether times are those that remain: they fall, whatever their name, and end near nothing."""
+    known = [one.time for one in found if one.time is not None]
+    falls = sum(b <= a for a, b in pairwise(known)) >= _FALLING * (len(known) - 1)
+    return len(known) == len(found) > _MANY and falls and known[-1] < 0.5 * known[0]
 
 
 def _is_ascending(times: list[float]) -> bool:

@@ -16,7 +16,7 @@ from msgspec.structs import asdict, replace
 
 from distprof.escape import shorten
 from distprof.hardware import load_sheet
-from distprof.ingest.files import DAMAGE, Blocks, opened, read_some, refusing
+from distprof.ingest.files import DAMAGE, Blocks, opened, read_some, refusing, unwrapped
 from distprof.ingest.training_logs.counters import CountersGrammar
 from distprof.ingest.training_logs.grammar import (
     AGAIN,
@@ -54,6 +54,7 @@ _ALIKE, _LIKELY = 1.5, 3
 _APART, _NAMED_APART = 1.2, 1.1
 """Ratio from which two runs differ, and from which those that a text names do."""
 
+_MANY_REPORTS = 1_000
 _FEWEST, _MOST_STARTS = 3, 7
 """Fewest reports of each run, and most starts: of more, an epoch numbers its iterations anew."""
 
@@ -96,7 +97,7 @@ def holds_iterations(start: bytes, *, is_text: bool, least: int = 1) -> bool:
         return True
     if not is_text:
         return False
-    text = start.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    text = unwrapped(start.replace(b"\r\n", b"\n").replace(b"\r", b"\n"))
     candidates = Candidates()
     candidates.take(text)
     if any(len(grammar.rows) >= least for grammar in candidates.finished()):
@@ -112,7 +113,7 @@ def read_training_log(source: str) -> TrainingLog:
         return to_log(series, (), (source,), 0) if series.rows else _refuse(source, "no times")
     found: tuple[Grammar, ...]
     try:
-        with opened(source) as stream:
+        with opened(source, keeps_labels=True) as stream:
             blocks = Blocks(stream)
             first, _ = read_some(stream, _SMALL)
             slowest = _slowest_run(source, first) if len(first) < _SMALL else None
@@ -210,7 +211,8 @@ def _slowest_run(source: str, start: bytes) -> TrainingLog | None:
         note = f"{RUN}1 in the text {what}: they cannot be compared."
         return replace(runs[0][1], notes=(note, *runs[0][1].notes))
     what, times = _times([log for _, log in runs])
-    if len(runs) < 2 or not all(times):
+    are_titles = len({name for name, _ in runs}) == len(runs)  # else the program prints them
+    if len(runs) < 2 or not are_titles or not all(times):
         return None
     pairs = _pairs([name for name, _ in runs]) or [
         (times.index(max(times)), times.index(min(times)))
@@ -279,7 +281,8 @@ def _of_unknown(blocks: Iterable[bytes]) -> Grammar:
     numbers, phases, counters = NamedNumbersGrammar(), PhasesGrammar(), CountersGrammar()
     for i, block in enumerate(blocks):
         numbers.take(block)
-        counters.take(block)
+        if numbers.num_found < _MANY_REPORTS:  # else these are not read for nothing
+            counters.take(block)
         if not i:
             phases.take(block[:_SMALL])
     for grammar in (numbers, phases, counters):

@@ -39,7 +39,6 @@ from distprof.ingest.training_logs.grammar import (
 )
 from distprof.units import NS_PER_S, format_ratio
 
-_ESCAPES = re.compile(rb"\x1b\[[0-9;]{0,20}m")
 _MULTIPLES = {b"K": 1e3, b"M": 1e6, b"B": 1e9, b"s": 1.0, b"ms": 1e-3, b"us": 1e-6}
 _SUFFIX = re.compile(rb" ?([KMB]|[mu]?s)(?<=s)?(?:ec(?:ond)?s?)?$")
 _MAX_LINE, _MAX_START = 8_000, 200
@@ -48,6 +47,7 @@ _MOST_ERROR = 0.05  # of a mean that follows from others
 _MANY = 4
 _LEAST_OF_HOURS = 7_200.0  # ms between elapsed hours, whose four decimals are right to 5 % of it
 _MAX_RATES = 100_000
+_HALF = 0.5e-3  # of the last digit of a rate
 _WHOLE, _PRINTED = 1, 2  # worth of reports that are made of timers, and of those that are printed
 
 
@@ -239,6 +239,9 @@ class ReportGrammar(Grammar):
         if "pause_s" in values:
             self._paused_s += values["pause_s"]
             return
+        steps = values.get("whole_s", 0.0) * values.get("per_s", 0.0)
+        if round(steps) and abs(steps - round(steps)) <= _HALF * values["whole_s"] < 0.5:
+            values["per_s"] = round(steps) / values["whole_s"]  # more digits than are printed
         if 0 < self._paused_s < values.get("whole_s", 0.0) and "per_s" in values:
             share = self._paused_s / values["whole_s"]
             values["per_s"] /= 1 - share
@@ -266,6 +269,8 @@ class ReportGrammar(Grammar):
             return
         rank = prefix_rank(record[:200].decode("utf-8", "replace"))
         is_again = last and number is not None and (last.iteration, last.rank) == (number, rank)
+        if last and "whole_s" in values and ns:  # all ranks print it
+            is_again = abs((last.duration_ns or 0) / ns - 1) < _HALF
         if self.rows and is_again:
             return  # a progress bar repeats its last report
         if wording.note and wording.note not in self.notes:
@@ -345,8 +350,6 @@ class Reports:
 
     def take(self, block: bytes) -> None:
         """Read a block of whole lines."""
-        if b"\x1b" in block:
-            block = _ESCAPES.sub(b"", block)
         full = {name for name, grammar in self.grammars.items() if grammar.is_full}
         for start, end, wording in _lines(block, self._signs):
             grammar = self.grammars[wording.program]

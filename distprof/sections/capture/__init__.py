@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from distprof.artefacts.record import Record
+from distprof.run.run import Gap
 from distprof.sections.base import Result
 
 FILTERED = "filtered"
@@ -30,17 +31,6 @@ class NodeClock(Record, frozen=True, kw_only=True):
     # Uncertainty between ranks of this node, smaller because they share its clock; null if not
     # measured.
     within_ns: int | None = None
-
-
-class CaptureGap(Record, frozen=True, kw_only=True):
-    """Something that was missing or damaged when the recording was read."""
-
-    what: str  # Kind of gap, for example ``missing-ranks`` or ``unreadable``.
-    message: str  # What is missing or damaged, one sentence.
-    ranks: tuple[int, ...]  # Affected ranks; empty if all or unknown.
-    num_files: int = 0  # Files that were left out because they belong to another job or recording.
-    fact: str = ""  # The same in few words, if shares or causes may be wrong because of it.
-    hides_cause: bool = False  # Whether the causes of lateness of these ranks cannot be known.
 
 
 class CaptureResult(Result, frozen=True, kw_only=True):
@@ -84,7 +74,7 @@ class CaptureResult(Result, frozen=True, kw_only=True):
     num_unlaunched: int  # GPU activities without a launch record in the trace.
     # Whether Python stacks were recorded, which slows the CPU by an unknown share.
     has_python_stacks: bool = False
-    gaps: tuple[CaptureGap, ...]  # What is missing or damaged.
+    gaps: tuple[Gap, ...]  # What is missing or damaged.
     notes: tuple[str, ...]  # Remarks on how the recording was read, one sentence each.
 
     @property

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from distprof.artefacts.record import shared_fields
-from distprof.run.run import ClockAlignment, Run
+from distprof.run.run import ClockAlignment, Gap, Run
 from distprof.schema import ABSENT
-from distprof.sections.capture import FILTERED, CaptureGap, CaptureResult, NodeClock
+from distprof.sections.capture import FILTERED, CaptureResult, NodeClock
 from distprof.terms import MESSAGES
 from distprof.units import format_bytes, format_ratio, name_ranks
 
@@ -57,7 +56,7 @@ def analyze_capture(run: Run) -> CaptureResult:
         num_clamped=sum(quality.num_clamped for quality in qualities),
         num_unlaunched=sum(quality.num_unlaunched for quality in qualities),
         has_python_stacks=any(quality.with_stack for quality in qualities),
-        gaps=(*_without_device(run), *_gaps(run), *_truncated(run), *_filtered(run)),
+        gaps=(*_without_device(run), *run.gaps, *_truncated(run), *_filtered(run)),
         notes=tuple(dict.fromkeys((*run.matches.notes, *run.clock.notes, *per_rank))),
         unavailable=tuple(lacks),
     )
@@ -88,11 +87,7 @@ def _known(value: np.int64) -> int | None:
     return None if value == ABSENT else int(value)
 
 
-def _gaps(run: Run) -> tuple[CaptureGap, ...]:
-    return tuple(CaptureGap(**shared_fields(CaptureGap, gap)) for gap in run.gaps)
-
-
-def _without_device(run: Run) -> tuple[CaptureGap, ...]:
+def _without_device(run: Run) -> tuple[Gap, ...]:
     """Ranks whose device was not recorded, one gap per reason."""
     ranks_of: dict[str, list[int]] = {}
     for rank in run.ranks:
@@ -100,7 +95,7 @@ def _without_device(run: Run) -> tuple[CaptureGap, ...]:
             ranks_of.setdefault(rank.quality.no_device, []).append(rank.rank)
     whole = len(run.ranks)
     return tuple(
-        CaptureGap(
+        Gap(
             what=NO_DEVICE,
             message=why if len(ranks) == whole else f"{name_ranks(ranks).capitalize()}: {why}",
             ranks=tuple(ranks),
@@ -110,7 +105,7 @@ def _without_device(run: Run) -> tuple[CaptureGap, ...]:
     )
 
 
-def _truncated(run: Run) -> tuple[CaptureGap, ...]:
+def _truncated(run: Run) -> tuple[Gap, ...]:
     cut = [rank for rank in run.ranks if rank.quality.truncated]
     if not cut:
         return ()
@@ -122,10 +117,10 @@ def _truncated(run: Run) -> tuple[CaptureGap, ...]:
         "complete event and everything that was never written are lost."
     )
     fact = f"{len(cut):,} {'traces' if len(cut) > 1 else 'trace'} truncated"
-    return (CaptureGap(what=_TRUNCATED, message=message, ranks=ranks, fact=fact),)
+    return (Gap(what=_TRUNCATED, message=message, ranks=ranks, fact=fact),)
 
 
-def _filtered(run: Run) -> tuple[CaptureGap, ...]:
+def _filtered(run: Run) -> tuple[Gap, ...]:
     ratios = {r.rank: r.quality.operator_ratio or 0.0 for r in run.ranks if r.quality.is_filtered}
     if not ratios:
         return ()
@@ -136,4 +131,4 @@ def _filtered(run: Run) -> tuple[CaptureGap, ...]:
     )
     traces = f"{len(ratios):,} {'traces' if len(ratios) > 1 else 'trace'}"
     fact = f"{traces} filtered: idle time cannot be judged"
-    return (CaptureGap(what=FILTERED, message=message, ranks=tuple(ratios), fact=fact),)
+    return (Gap(what=FILTERED, message=message, ranks=tuple(ratios), fact=fact),)

@@ -110,7 +110,7 @@ def capture_windows_disjoint(capture: CaptureResult, limits: Limits) -> Iterator
 
 
 @rule("CAP103", Severity.INFO, costs_time=False)
-def capture_start_transient(capture: CaptureResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
+def capture_start_transient(capture: CaptureResult) -> Iterator[Draft]:
     """The start of the profiler disturbed the first recorded step, and distprof left that step out.
 
     ## Why it costs time

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from distprof.artefacts.record import grouped
 from distprof.escape import short_ranks
 from distprof.run.run import ANOTHER_JOB, RECENT_STEPS
 from distprof.sections.base import VerdictText
@@ -99,7 +100,6 @@ def clocks_table(report: Report, *, show_all: bool) -> TableView | None:
     clocks = report.capture.clocks
     if len(clocks) < 2:
         return None
-    shown, more = first_rows(clocks, 8, show_all=show_all, noun="clock", note="and {}")
     return rows_table(
         "Clocks",
         (
@@ -109,17 +109,14 @@ def clocks_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("drift", lambda c: f"{c.drift_ppm:.2f} ppm" if c.drift_ppm else "none seen"),
             Column("residual", "residual_ns"),
         ),
-        shown,
+        first_rows(clocks, 8, show_all=show_all, noun="clock", note="and {}"),
         caption="no rank is blamed for less than the residual of its clock",
-        notes=more,
     )
 
 
 def not_checked_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: ARG001
     """Rules that lacked their evidence; rules with the same reason share a line."""
-    by_reason: dict[str, list[str]] = {}
-    for item in report.not_checked:
-        by_reason.setdefault(item.why, []).append(f"{item.code} {item.name}")
+    by_reason = grouped((item.why, f"{item.code} {item.name}") for item in report.not_checked)
     return rows_table(
         "Not checked",
         (
@@ -256,9 +253,7 @@ def _coverage(report: Report) -> list[tuple[str, str]]:
         violations = f"{capture.num_causality_violations:,} of {capture.num_causality_checked:,}"
     step_time = report.step_time
     no_traces = step_time.source == StepSource.OPERATIONS
-    by_reason: dict[str, list[int]] = {}
-    for step, reason in capture.dropped_steps.items():
-        by_reason.setdefault(reason, []).append(step)
+    by_reason = grouped((reason, step) for step, reason in capture.dropped_steps.items())
     texts = [f"{short_ranks(steps)} ({reason})" for reason, steps in by_reason.items()]
     unexplained = set(capture.transient_steps) - set(capture.dropped_steps)
     if unexplained:

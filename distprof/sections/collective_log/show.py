@@ -25,7 +25,6 @@ def time_text(ns: int) -> str:
 def operations_table(report: Report, *, show_all: bool) -> TableView | None:
     """Operations by kind and size, longest total time first."""
     result = report.collective_log
-    shown, more = first_rows(result.operations, MAX_ROWS, show_all=show_all, noun="row")
     return rows_table(
         "Collectives recorded by ranks",
         (
@@ -38,16 +37,15 @@ def operations_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("bus bandwidth", "busbw_bytes_per_s"),
             Column("slowest 5 %", "slow_busbw_bytes_per_s"),
         ),
-        shown,
+        first_rows(result.operations, MAX_ROWS, show_all=show_all, noun="row"),
         caption="bandwidth without waiting for the last rank; size: bytes that a rank passes in",
-        notes=(*result.unavailable, *more),
+        notes=result.unavailable,
     )
 
 
 def spells_table(report: Report, *, show_all: bool) -> TableView | None:
     """Periods in which ranks mostly wait for one rank."""
     spells = report.collective_log.spells
-    shown, more = first_rows(spells, MAX_ROWS, show_all=show_all, noun="row")
     return rows_table(
         "Late ranks by period",
         (
@@ -58,15 +56,13 @@ def spells_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("for this rank", "blamed_ratio"),
             Column("collectives", "num_compared"),
         ),
-        shown,
-        notes=more,
+        first_rows(spells, MAX_ROWS, show_all=show_all, noun="row"),
     )
 
 
 def falls_table(report: Report, *, show_all: bool) -> TableView | None:
     """Periods in which an operation was slower than usual."""
     falls = report.collective_log.falls
-    shown, more = first_rows(falls, MAX_ROWS, show_all=show_all, noun="row")
     return rows_table(
         "Periods of low bandwidth",
         (
@@ -78,8 +74,7 @@ def falls_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("bandwidth", "bytes_per_s"),
             Column("usual", "usual_bytes_per_s"),
         ),
-        shown,
-        notes=more,
+        first_rows(falls, MAX_ROWS, show_all=show_all, noun="row"),
     )
 
 

@@ -141,7 +141,6 @@ def cpu_backend_on_gpus(
     efficiency: EfficiencyResult,
     capture: CaptureResult,
     times: StepTimes,
-    limits: Limits,  # noqa: ARG001
 ) -> Iterator[Draft]:
     """Ranks compute on GPUs, but their collectives run on gloo, which is made for CPUs."""
     num_ranks = capture.world_size or len(capture.ranks_present)

@@ -20,11 +20,9 @@ MAX_CLASSES_SHOWN = 8
 def collectives_table(report: Report, *, show_all: bool) -> TableView | None:
     """Collectives by kind, group and size; the class with the most exposed time comes first."""
     classes = report.collectives.classes
-    shown, more = first_rows(
-        classes, MAX_CLASSES_SHOWN, show_all=show_all, noun="class", note="and {}"
-    )
-    same_text = Counter(_rounded(c) for c in shown)
-    expected = any(c.expected_busbw_bytes_per_s for c in shown)  # by a fabric profile
+    shown = first_rows(classes, MAX_CLASSES_SHOWN, show_all=show_all, noun="class", note="and {}")
+    same_text = Counter(_rounded(c) for c in shown.rows)
+    expected = any(c.expected_busbw_bytes_per_s for c in shown.rows)  # by a fabric profile
     return rows_table(
         "Collectives",
         (
@@ -43,7 +41,6 @@ def collectives_table(report: Report, *, show_all: bool) -> TableView | None:
         shown,
         caption=f"count: in {_windows(report)}; exposed: mean per rank and {window_word(report)};"
         " other times: median per collective",
-        notes=more,
     )
 
 

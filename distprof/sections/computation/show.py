@@ -225,10 +225,10 @@ def peak_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: 
 def operators_table(report: Report, *, show_all: bool) -> TableView | None:
     """Operators with the same inputs, and how close they come to the limit of the GPU."""
     result = report.computation
-    rows, more = first_rows(
+    shown = first_rows(
         result.operators, MAX_SHOWN, show_all=show_all, noun="operator", note="and {}"
     )
-    if not any(row.inputs for row in rows):
+    if not any(row.inputs for row in shown.rows):
         return None  # the table of kernels says as much
     samples = result.num_samples
     small = f"{format_ratio(result.small_ratio or 0)} of the time is in kernels with thread blocks"
@@ -244,12 +244,11 @@ def operators_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("fills GPU", "filled_ratio", form="ratio", wide_only=True),
             Column("inputs", "inputs", left=True, stretch=True),
         ),
-        rows,
+        shown,
         caption="mean per step and rank; the limit is that of computation or memory, as "
         + ("measured" if result.is_measured else "the hardware sheet has it"),
-        notes=(f"{small} for less than half of the GPU's multiprocessors", *more)
-        if (result.small_ratio or 0) >= _SMALL
-        else more,
+        notes=[f"{small} for less than half of the GPU's multiprocessors"]
+        * ((result.small_ratio or 0) >= _SMALL),
     )
 
 

@@ -18,6 +18,7 @@ from itertools import chain
 
 from msgspec.structs import replace
 
+from distprof.artefacts.record import grouped
 from distprof.hardware import XidMeaning, xid_meaning
 from distprof.ingest.output.expressions import Expression, advice_on, class_of, expressions
 from distprof.ingest.output.read import STAGE_LINES
@@ -35,7 +36,7 @@ from distprof.sections.ending.positions import (
     took_longer,
 )
 from distprof.sections.ending.stacks import collective_in, diagnose_stacks, said_by, stacks_of
-from distprof.sections.ending.words import grouped, words
+from distprof.sections.ending.words import words
 from distprof.sections.table import counted
 from distprof.units import capitalized, format_bytes, format_duration, name_ranks
 
@@ -70,10 +71,10 @@ def analyze_ending(run: Run) -> EndingResult:
     )
     if log is not None and log.test_hosts and not log.tested:  # a test that stands
         is_known &= len({*log.test_hosts.values()}) == 1 and not log.edges
-    if found.state or found.cause not in ("set-up", "ready", "stage") or not is_known:
+    if found.state or found.cause not in ("set-up", "ready", "stage", "finished") or not is_known:
         return found
     also = found.verdict.replace("Not decided", "If the job hangs at this point (distprof hang)", 1)
-    return EndingResult(alternatives=(also,) if found.cause != "ready" else ())
+    return EndingResult(alternatives=(also,) if found.cause in ("set-up", "stage") else ())
 
 
 def diagnose_output(output: JobOutput) -> EndingResult:
@@ -172,7 +173,9 @@ def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
     is_one_host = all(e.number("rank") == e.number("local") for e in tables)
     # The last line of each file that a failure, or an exception of a program itself, is in
     ended = (*words().kinds["precedence"], "cancelled", "local_exit", "exit")
-    failed = {e.file: e.line for e in events if e.yields in ended and e.name != "srun-exit"}
+    echoes = ("srun-exit", "SignalException")  # of what ended the run
+    named = ((e, f"{e.name} {e.fields.get('type')}") for e in events if e.yields in ended)
+    failed = {e.file: e.line for e, name in named if not name.endswith(echoes)}
     stood = {e.file: e.line for e in events if e.yields in (*ended, *OF_WATCHDOGS)}
     thrown = (e for e in events if e.yields == "exception" and (_is_own(e) or _is_interrupt(e)))
     raised = {e.file: e.line for e in thrown}
@@ -738,10 +741,9 @@ def _memory(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
 
 def _held_by_others(fields: Mapping[str, str]) -> float:
     """GiB of a GPU that other processes held, if they are more than those of the own one."""
-    own = fields.get("used", "") or fields.get("kept", "")
-    own = fields.get("allocated", "") if "others" in fields else own
-    texts = (fields.get("total", ""), fields.get("free", ""), own)
-    total, free, used = map(_in_gib, texts)
+    own = ("allocated",) if "others" in fields else ("used", "kept", "allocated")
+    total, free = (_in_gib(fields.get(name, "")) for name in ("total", "free"))
+    used = max(_in_gib(fields.get(name, "")) for name in own)  # a container may show 0 as used
     return total - free - used if used and total - free > 2 * used else 0.0
 
 
@@ -1191,11 +1193,14 @@ def _peer(output: JobOutput) -> EndingResult | None:
         events = [e for e in events if "ommunicator was aborted" not in e.text]
     explained = [e for e in events if e.name != "nccl-result"]
     # A plugin that could not start leaves a result, too, and the job continues.
-    events = explained or [e for e in events if _is_at_end(e, output)]
+    avoided = any(words().search("avoided", e.text) for e in _of(output, "warning"))
+    events = explained or [e for e in events if _is_at_end(e, output) and not avoided]
     dogs = {e.file: e.line for e in reversed(_of(output, "timeout"))}  # they end their process
     if not events or all(e.yields == "peer" and e.line > dogs.get(e.file, e.line) for e in events):
         return None
     event = events[0]
+    if event.fields.get("code") == "5":  # it only follows another completion
+        event = next((e for e in events if e.fields.get("code", "5") != "5"), event)
     if event.yields != "network":  # NCCL names the reason after the error
         whole = (event, replace(event, rank=None))
         networks = (e for e in events if e.yields == "network")
@@ -1215,7 +1220,9 @@ def _peer(output: JobOutput) -> EndingResult | None:
     peer = event.fields.get("peer", event.fields.get("end", ""))
     whom = f" ({peer})" if peer else ""
     is_named = victims and (event.rank is not None or event.yields != "network")
-    who = capitalized(name_ranks(victims)) if is_named else "A process"
+    writer = words().search("writer", event.text)
+    who = f"A process on {writer[1]}" if writer else "A process"
+    who = capitalized(name_ranks(victims)) if is_named else who
     if {"how", "target"} & event.fields.keys() or event.name == "nccl-connect":
         target = f" ({event.fields['target']})" if "target" in event.fields else whom
         what = event.fields.get("what", "connection refused")
@@ -1248,6 +1255,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
         tail = " The output does not show which rank."
     elif event.yields == "nccl" and "last" not in event.fields and warning is not None:
         also = "" if what in _warned(warning) else f" ({what})"
+        if warning.rank not in (None, event.rank):
+            who = _subject(warning)
         line = f"{who} failed in NCCL{where}: {_warned(warning)}{also}."
         steps = steps[1:]
     advice = advice_on(event.yields, f"{line}{tail} {event.text}")
@@ -1452,6 +1461,7 @@ def _warning_near(event: OutputEvent, output: JobOutput, most: int) -> OutputEve
     """The last warning of NCCL before a line, at most some lines away; else the first after it."""
     warned = [e for e in _of(output, "warning") if e.file == event.file]
     warned = [e for e in warned if abs(e.line - event.line) <= most]
+    warned = [e for e in warned if e.rank == event.rank] or warned
     return next(iter([e for e in warned if e.line < event.line][-1:] or warned), None)
 
 

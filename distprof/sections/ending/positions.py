@@ -10,10 +10,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from distprof.artefacts.record import grouped
 from distprof.run.logs import JobOutput, OutputEvent
 from distprof.run.topology import DEFAULT_GROUPS
 from distprof.sections.ending import STUCK, EndingPosition, EndingResult
-from distprof.sections.ending.words import grouped, words
+from distprof.sections.ending.words import words
 from distprof.sections.table import counted
 from distprof.units import capitalized, format_duration, name_ranks, verb
 

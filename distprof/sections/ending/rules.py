@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.escape import headed
-from distprof.rules.base import Draft, Limits, rule
+from distprof.rules.base import Draft, rule
 from distprof.sections.ending import EndingResult
 from distprof.sections.job import JobResult
 from distprof.terms import Confidence, Severity
 
 
 @rule("CAP106", Severity.ERROR, costs_time=False)
-def job_stopped(ending: EndingResult, job: JobResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
+def job_stopped(ending: EndingResult, job: JobResult) -> Iterator[Draft]:
     """The output of the job says that it failed, or that ranks waited for others until a watchdog
     ended them.
     """

@@ -7,11 +7,12 @@ from collections.abc import Container, Sequence
 
 from msgspec.structs import replace
 
+from distprof.artefacts.record import grouped
 from distprof.ingest.output.expressions import advice_on
 from distprof.run.logs import JobOutput, OutputStack
 from distprof.sections.ending import STUCK, EndingResult, EndingStack
 from distprof.sections.ending.positions import operation_kind
-from distprof.sections.ending.words import grouped, words
+from distprof.sections.ending.words import words
 from distprof.sections.table import counted
 from distprof.units import name_ranks
 

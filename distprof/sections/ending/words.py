@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from functools import cache
-from typing import TypeVar
 
 import msgspec
 
 from distprof.bounds import table_beside
-
-_K = TypeVar("_K")
-_V = TypeVar("_V")
-
-
-def grouped(pairs: Iterable[tuple[_K, _V]]) -> dict[_K, list[_V]]:
-    """The values of each key, in the order of the pairs."""
-    found: dict[_K, list[_V]] = {}
-    for key, value in pairs:
-        found.setdefault(key, []).append(value)
-    return found
 
 
 class Activity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from distprof.artefacts.record import Record
+from distprof.artefacts.run_file import Fault, Overhead
 from distprof.sections.base import Result
 
 NO_RUN_DIRECTORY = "the traces come without a run directory (run.json)"
@@ -40,15 +41,6 @@ class JobError(Record, frozen=True, kw_only=True):
     is_peer_loss: bool
 
 
-class JobFault(Record, frozen=True, kw_only=True):
-    """A fault that was injected on purpose."""
-
-    kind: str  # For example ``slow-rank``.
-    target: int | None  # Rank, stage, expert or node, depending on the kind; None for all.
-    amount: float  # Factor, milliseconds or share, depending on the kind.
-    text: str  # The fault as it was requested.
-
-
 class ProbeState(Record, frozen=True, kw_only=True):
     """What one probe did, for all ranks on which it did the same."""
 
@@ -60,20 +52,10 @@ class ProbeState(Record, frozen=True, kw_only=True):
     num_dropped: int  # Records lost because the disk was full or too slow.
 
 
-class ProbeOverhead(Record, frozen=True, kw_only=True):
-    """Measured cost of probes as a share of the step without them.
+class ProbeOverhead(Overhead, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The same of all ranks: they measure the same steps, and figures are the median rank's."""
 
-    Every rank measures the same steps; the figures are those of the median rank.
-    """
-
-    mode: str  # ``always_on`` or ``tracing``.
-    ratio: float  # Cost as a share of the step; 0.01 is 1 %.
-    low: float  # Lower end of the 95 % confidence interval.
-    high: float  # Upper end of the interval.
-    num_pairs: int  # Pairs of neighbouring blocks of steps that were compared.
-    step_ns: int  # Median step without the probes.
     ranks: tuple[int, ...]  # Ranks that measured it.
-    method: str  # How the cost was measured, one sentence.
 
 
 class JobResult(Result, frozen=True, kw_only=True):
@@ -92,7 +74,7 @@ class JobResult(Result, frozen=True, kw_only=True):
     # How the processes of ranks ended; without ranks whose end was not observed.
     exits: tuple[JobExit, ...] = ()
     errors: tuple[JobError, ...] = ()  # Exceptions of ranks in order of time, up to a limit.
-    faults: tuple[JobFault, ...] = ()  # Faults that were injected on purpose.
+    faults: tuple[Fault, ...] = ()  # Faults that were injected on purpose.
     coverage: str = ""  # The ranks to trace, as requested.
     probes: tuple[ProbeState, ...] = ()  # What each probe did.
     overhead: tuple[ProbeOverhead, ...] = ()  # Measured cost of the probes.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
-from distprof.artefacts.record import shared_fields
+from distprof.artefacts.record import grouped, made_from
 from distprof.artefacts.run_file import Overhead, RankEntry, RunFile
 from distprof.artefacts.summary_file import flat_config
 from distprof.run.run import Run
@@ -14,7 +14,6 @@ from distprof.sections.job import (
     JobError,
     JobExit,
     JobFailure,
-    JobFault,
     JobResult,
     ProbeOverhead,
     ProbeState,
@@ -38,36 +37,22 @@ def analyze_job(run: Run) -> JobResult:
     for entry in job.ranks:
         for measured in entry.overhead:
             by_mode.setdefault(measured.mode, []).append((entry.rank, measured))
-    return JobResult(
-        kind=job.kind,
-        command=job.command,
-        workload=job.workload,
-        strategy=job.strategy,
-        outcome=job.outcome,
+    return made_from(
+        job,
+        JobResult,
         duration_ns=None if job.ended_ns is None else max(0, job.ended_ns - job.started_ns),
         failure=_failure(job),
         exits=_exits(job.ranks),
         errors=tuple(
-            JobError(
-                rank=error.rank,
-                kind=error.kind,
-                message=error.message[:_MAX_TEXT],
-                step=error.step,
-                is_peer_loss=error.is_peer_loss,
-            )
+            made_from(error, JobError, message=error.message[:_MAX_TEXT])
             for error in ordered[:_MAX_ERRORS]
         ),
-        faults=tuple(JobFault(**shared_fields(JobFault, fault)) for fault in job.faults),
         coverage=job.coverage.text,
         probes=_probes(job.ranks),
-        overhead=tuple(_median_overhead(mode, found) for mode, found in sorted(by_mode.items())),
-        git_commit=job.git_commit,
+        overhead=tuple(_median_overhead(found) for _, found in sorted(by_mode.items())),
         notes=(*job.notes, *_end_unseen(job)),
         probe_notes=_probe_notes(job.ranks),
         config=flat_config(job.config),
-        environment=dict(job.environment),
-        started_ns=job.started_ns,
-        ended_ns=job.ended_ns,
     )
 
 
@@ -76,13 +61,7 @@ def _failure(job: RunFile) -> JobFailure | None:
     if found is None:
         return None
     after = None if found.detected_ns is None else max(0, found.detected_ns - job.started_ns)
-    return JobFailure(
-        rank=found.rank,
-        kind=found.kind,
-        message=found.message[:_MAX_TEXT],
-        step=found.step,
-        after_ns=after,
-    )
+    return made_from(found, JobFailure, message=found.message[:_MAX_TEXT], after_ns=after)
 
 
 def _exits(entries: Iterable[RankEntry]) -> tuple[JobExit, ...]:
@@ -118,10 +97,10 @@ def _probes(entries: Iterable[RankEntry]) -> tuple[ProbeState, ...]:
     )
 
 
-def _median_overhead(mode: str, found: Sequence[tuple[int, Overhead]]) -> ProbeOverhead:
+def _median_overhead(found: Sequence[tuple[int, Overhead]]) -> ProbeOverhead:
     measured = [overhead for _, overhead in found]
     return ProbeOverhead(
-        mode=mode,
+        mode=measured[0].mode,
         ratio=statistics.median(o.ratio for o in measured),
         low=statistics.median(o.low for o in measured),
         high=statistics.median(o.high for o in measured),
@@ -134,13 +113,8 @@ def _median_overhead(mode: str, found: Sequence[tuple[int, Overhead]]) -> ProbeO
 
 def _probe_notes(entries: Iterable[RankEntry]) -> tuple[str, ...]:
     """Notes combined over ranks, up to a limit."""
-    grouped: dict[str, list[int]] = {}
-    for entry in entries:
-        for note in entry.notes:
-            grouped.setdefault(note[:_MAX_TEXT], []).append(entry.rank)
-    return tuple(
-        f"{name_ranks(ranks)}: {note}" for note, ranks in list(grouped.items())[:_MAX_NOTES]
-    )
+    found = grouped((note[:_MAX_TEXT], entry.rank) for entry in entries for note in entry.notes)
+    return tuple(f"{name_ranks(ranks)}: {note}" for note, ranks in list(found.items())[:_MAX_NOTES])
 
 
 def _end_unseen(job: RunFile) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ def _fix(job: JobResult) -> str:
 
 
 @rule("CAP104", Severity.ERROR, costs_time=False)
-def job_failed(job: JobResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - no limits
+def job_failed(job: JobResult) -> Iterator[Draft]:
     """The job did not complete: a rank died, hung, was stopped or ran out of memory."""
     if job.outcome != "failed":
         return

@@ -27,10 +27,8 @@ def kernels_table(report: Report, *, show_all: bool) -> TableView | None:
     """Kernels by name; the kernel with the longest total comes first."""
     kernels = report.kernels.kernels
     total = sum(category.total_ns for category in report.kernels.categories)
-    shown, more = first_rows(
-        kernels, MAX_KERNELS_SHOWN, show_all=show_all, noun="name", note="and {}"
-    )
-    compared = any(_compares_devices(row) for row in shown)
+    shown = first_rows(kernels, MAX_KERNELS_SHOWN, show_all=show_all, noun="name", note="and {}")
+    compared = any(_compares_devices(row) for row in shown.rows)
     what = "operator" if is_cpu_only(report) else "kernel"
     slowest = "; slowest rank: its median relative to the median rank" if compared else ""
     return rows_table(
@@ -46,7 +44,6 @@ def kernels_table(report: Report, *, show_all: bool) -> TableView | None:
         ),
         shown,
         caption=f"share of all {what} time{slowest}",
-        notes=more,
     )
 
 

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+from distprof.artefacts.record import grouped
 from distprof.escape import plain
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
 from distprof.sections.computation import ComputationResult, Region, Saves
@@ -403,9 +404,7 @@ def uneven_memory(
     efficiency: EfficiencyResult, memory: MemoryResult, limits: Limits
 ) -> Iterator[Draft]:
     """One rank's GPU memory is much fuller than that of ranks that do the same work."""
-    stages: dict[int, list[DeviceMemory]] = {}
-    for rank in sized_memory(efficiency, memory):
-        stages.setdefault(rank.stage, []).append(rank)
+    stages = grouped((rank.stage, rank) for rank in sized_memory(efficiency, memory))
     for ranks in stages.values():
         yield from _judge(ranks, limits)
 

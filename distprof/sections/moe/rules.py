@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from distprof.artefacts.record import grouped
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.collectives import CollectivesResult
 from distprof.sections.moe import MoeExchange, MoeLayer, MoePlacement, MoeResult
@@ -72,9 +73,7 @@ def overloaded_expert(
         for layer in moe.layers
         if _load(layer) >= limits["load_ratio"] and is_beyond_chance(layer)
     ]
-    by_expert: dict[int, list[MoeLayer]] = {}
-    for layer in overloaded:
-        by_expert.setdefault(layer.busiest_expert, []).append(layer)
+    by_expert = grouped((layer.busiest_expert, layer) for layer in overloaded)
     named = {e: busy for e, busy in by_expert.items() if 2 * len(busy) >= len(moe.layers)}
     if len(by_expert) <= _MOST_NAMED:
         named = by_expert

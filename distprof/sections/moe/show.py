@@ -108,8 +108,6 @@ def expert_ranks_table(report: Report, *, show_all: bool) -> TableView | None:
 
 def exchanges_table(report: Report, *, show_all: bool) -> TableView | None:
     """All-to-alls by group of ranks."""
-    rows = report.moe.exchanges
-    shown, more = first_rows(rows, MAX_LAYERS_SHOWN, show_all=show_all, noun="group", note="and {}")
     return rows_table(
         "Expert exchanges",
         (
@@ -122,9 +120,10 @@ def exchanges_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("most by", "busiest_receiver"),
             Column("transfer", "transfer_ns_per_step"),
         ),
-        shown,
+        first_rows(
+            report.moe.exchanges, MAX_LAYERS_SHOWN, show_all=show_all, noun="group", note="and {}"
+        ),
         caption="per step; sent, received: busiest rank over the mean in dispatch",
-        notes=more,
     )
 
 

@@ -102,7 +102,7 @@ def _line(result: NcclResult) -> str:
         return f"{capitalized(line)}. {chosen}".rstrip()
     if topology := _topology(result):
         return f"{_chosen(result)} {topology}".lstrip()
-    known = _chosen(result) or _plugin(result) or _warnings(result)
+    known = " ".join(filter(None, (_warnings(result), _chosen(result)))) or _plugin(result)
     return f"{known} {next(told(result))}".lstrip()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.artefacts.record import grouped
 from distprof.intervals import Intervals, covered_ns, intersect, union
 from distprof.run.tables import distinct, intervals_of
 from distprof.schema import Table
@@ -49,10 +50,7 @@ def rank_axes(
 
 def analyze_overlap(analyses: RankAnalyses) -> OverlapResult:
     """All ranks, and each axis summed over the ranks that communicate along it."""
-    by_axis: dict[str, list[AxisOverlap]] = {}
-    for analysis in analyses.values():
-        for axis in analysis.axes:
-            by_axis.setdefault(axis.axis, []).append(axis)
+    by_axis = grouped((axis.axis, axis) for analysis in analyses.values() for axis in analysis.axes)
     return OverlapResult(
         ranks=tuple(analysis.overlap for analysis in analyses.values()),
         axes=tuple(_add_up(by_axis[name]) for name in sorted(by_axis)),

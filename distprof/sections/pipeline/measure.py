@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from distprof.artefacts.record import grouped
 from distprof.run.evidence import OperationLog
 from distprof.run.run import ClockAlignment, Run
 from distprof.schema import ABSENT, Floats, Int64Array
@@ -53,9 +54,7 @@ def pipelines_of(run: Run, analyses: Mapping[int, RankAnalysis]) -> tuple[Pipeli
 
 def _from_stages(with_slots: Mapping[int, RankAnalysis]) -> tuple[tuple[int, ...], ...]:
     """The i-th ranks of all positions form the i-th pipeline; some positions have fewer ranks."""
-    positions: dict[tuple[int, ...], list[int]] = {}
-    for rank, analysis in with_slots.items():
-        positions.setdefault(_stages(analysis), []).append(rank)
+    positions = grouped((_stages(analysis), rank) for rank, analysis in with_slots.items())
     if (UNKNOWN_STAGE,) in positions:
         return (tuple(with_slots),)
     ordered = [positions[key] for key in sorted(positions)]
@@ -224,9 +223,7 @@ def _with_positions(
 
 
 def _positions(members: Sequence[_Member]) -> tuple[PipelinePosition, ...]:
-    by_stages: dict[tuple[int, ...], list[_Member]] = {}
-    for member in members:
-        by_stages.setdefault(member.stages, []).append(member)
+    by_stages = grouped((member.stages, member) for member in members)
     order = sorted(by_stages)
     work = np.stack([np.min([m.work_ns for m in by_stages[key]], axis=0) for key in order])
     excess = over_peers(work)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from distprof.artefacts.record import grouped
 from distprof.escape import short_ranks
 from distprof.sections.base import VerdictText
 from distprof.sections.pipeline import PictureRow, PipelineGroup, PipelineResult
@@ -225,9 +226,7 @@ def pipeline_picture(report: Report, *, show_all: bool) -> TableView | None:
 
 
 def _lines(group: PipelineGroup, *, show_all: bool) -> dict[int, list[PictureRow]]:
-    rows: dict[int, list[PictureRow]] = {}
-    for row in group.picture:
-        rows.setdefault(row.rank, []).append(row)
+    rows = grouped((row.rank, row) for row in group.picture)
     ranks = list(rows)
     if show_all or len(ranks) <= MAX_LINES:
         return rows

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
@@ -25,7 +24,7 @@ from numpy.typing import NDArray
 from distprof.intervals import Intervals, covered, index_of, intersect, subtract, union
 from distprof.run.tables import RankTables, intervals_of, join_launches, numbers_in, runs_of
 from distprof.schema import ABSENT, Bools, Int64Array, Table
-from distprof.sections.context import RankContext, StageMarks, StageSlots, Timeline
+from distprof.sections.context import NamedRanges, RankContext, StageMarks, StageSlots, Timeline
 from distprof.terms import MESSAGES, ActivityKind, CollectiveKind, SlotKind
 
 UNKNOWN_STAGE = -1
@@ -151,19 +150,6 @@ _NOT_PIPELINES = ("cp", "tp", "ep", "dp", "dp_shard", "dp_replicate")
 _LATEST = np.iinfo(np.int64).max
 
 
-class _Ranges(msgspec.Struct, frozen=True, kw_only=True):
-    """Named ranges of slots, one row each."""
-
-    stage: NDArray[np.int32]
-    kind: NDArray[np.int8]
-    micro_batch: NDArray[np.int32]
-    start_ns: Int64Array
-    end_ns: Int64Array
-
-    def take(self, rows: NDArray[np.intp]) -> _Ranges:
-        return _Ranges(**{name: getattr(self, name)[rows] for name in self.__struct_fields__})
-
-
 def rank_slots(
     tables: RankTables, context: RankContext, timeline: Timeline, messages: Intervals
 ) -> StageSlots | None:
@@ -181,7 +167,7 @@ def rank_slots(
     return None
 
 
-def _of_kernels(tables: RankTables, ranges: _Ranges) -> _Ranges:
+def _of_kernels(tables: RankTables, ranges: NamedRanges) -> NamedRanges:
     """CPU ranges replaced by the spans of the kernels launched inside; empty ones are left out."""
     spans, launched = _launched_inside(tables, Intervals(ranges.start_ns, ranges.end_ns))
     kernels = replace(ranges, start_ns=spans.start, end_ns=spans.end)
@@ -228,7 +214,7 @@ def rank_messages(tables: RankTables, context: RankContext) -> Intervals:
 # Ranges -------------------------------------------------------------------------------------------
 
 
-def _ranges_of(tables: RankTables, parser: Parser, on_device: bool) -> _Ranges | None:
+def _ranges_of(tables: RankTables, parser: Parser, on_device: bool) -> NamedRanges | None:
     """Ranges that the names of one table describe; None if there are none."""
     table = tables.activity if on_device else tables.host
     names = table.coded("name")
@@ -244,10 +230,10 @@ def _ranges_of(tables: RankTables, parser: Parser, on_device: bool) -> _Ranges |
     found = [part for part in parts if part is not None]
     if not found:
         return None
-    ranges = _Ranges(
+    ranges = NamedRanges(
         **{
             name: np.concatenate([getattr(part, name) for part, _ in found])
-            for name in _Ranges.__struct_fields__
+            for name in NamedRanges.__struct_fields__
         }
     )
     by_start = np.argsort(ranges.start_ns, kind="stable")
@@ -266,7 +252,7 @@ def _ranges_of(tables: RankTables, parser: Parser, on_device: bool) -> _Ranges |
 
 def _named(
     table: Table, parsed: list[tuple[SlotName, ...]], number: int, allowed: Bools
-) -> tuple[_Ranges, NDArray[np.intp]] | None:
+) -> tuple[NamedRanges, NDArray[np.intp]] | None:
     """The ``number``-th slot of each name, with its rows."""
     codes = table.coded("name").codes
     rows = np.flatnonzero(
@@ -279,7 +265,7 @@ def _named(
     start, end = table["start_ns"][rows], table["end_ns"][rows]
     share = np.array([name.part for name in fields], np.float64)[of_name]
     length = end - start
-    return _Ranges(
+    return NamedRanges(
         stage=np.array([name.stage for name in fields], np.int32)[of_name],
         kind=np.array([name.kind for name in fields], np.int8)[of_name],
         micro_batch=np.array([name.micro_batch for name in fields], np.int32)[of_name],
@@ -295,7 +281,7 @@ _NO_SLOT = SlotName(0, SlotKind.FORWARD, 0)
 
 
 def _slots_of(
-    ranges: _Ranges, windows: Intervals, timeline: Timeline, waits: Intervals, origin: str
+    ranges: NamedRanges, windows: Intervals, timeline: Timeline, waits: Intervals, origin: str
 ) -> StageSlots:
     """Slots of the ranges that start in a window, cut to their computation."""
     step = index_of(ranges.start_ns, windows)
@@ -318,7 +304,7 @@ def _slots_of(
     )
 
 
-def _after_waits(ranges: _Ranges, waits: Intervals, computation: Intervals) -> Int64Array:
+def _after_waits(ranges: NamedRanges, waits: Intervals, computation: Intervals) -> Int64Array:
     """Start of each range, after an initial wait with almost no computation before it."""
     exposed = subtract(union(waits), computation)
     if exposed.size == 0 or len(ranges.start_ns) == 0:

@@ -344,7 +344,7 @@ def cyclic_rank_order(
 
 
 @rule("NET109", Severity.WARNING, costs_time=False)
-def far_network_card(placement: PlacementResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
+def far_network_card(placement: PlacementResult) -> Iterator[Draft]:
     """GPUs send to other nodes through a network card on another socket. Either NCCL uses a card
     that is not the nearest, or the machine has no near card for these GPUs but has one for others.
     """
@@ -394,7 +394,7 @@ def _detour(gpu: CardPath) -> str:
 
 
 @rule("NET110", Severity.WARNING, costs_time=False)
-def uneven_ranks_per_node(placement: PlacementResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
+def uneven_ranks_per_node(placement: PlacementResult) -> Iterator[Draft]:
     """Nodes hold different numbers of ranks of one job."""
     placed(placement, lambda _: True)
     sizes = {node.node: len(node.ranks) for node in placement.nodes}

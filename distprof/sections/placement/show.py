@@ -92,7 +92,6 @@ def nodes_table(report: Report, *, show_all: bool) -> TableView | None:
 def card_paths_table(report: Report, *, show_all: bool) -> TableView | None:
     """GPUs of the machines that the user provided, and their nearest network cards."""
     cards = report.placement.cards
-    shown, more = first_rows(cards, MAX_ROWS, show_all=show_all, noun="GPU", note="{} with --all.")
     return rows_table(
         "Network cards by GPU",
         (
@@ -103,9 +102,8 @@ def card_paths_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("sharing GPUs", "num_sharing", form="id"),
             Column("used by NCCL", _used_text, left=True, when=any(card.used for card in cards)),
         ),
-        shown,
+        first_rows(cards, MAX_ROWS, show_all=show_all, noun="GPU", note="{} with --all."),
         caption="from nvidia-smi topo -m",
-        notes=more,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distprof.artefacts.record import shared_fields
+from distprof.artefacts.record import made_from
 from distprof.join.nccl import in_trouble, num_behind
 from distprof.run.evidence import RasStatus
 from distprof.run.run import Run
@@ -16,11 +16,11 @@ def analyze_ras(run: Run) -> RasResult:
     status = run.get(RasStatus)
     if status is None:
         return RasResult()
-    return RasResult(
-        **shared_fields(RasResult, status),
+    return made_from(
+        status,
+        RasResult,
         communicators=tuple(
-            RasCommunicators(num_ranks=group.size, **shared_fields(RasCommunicators, group))
-            for group in status.groups
+            made_from(group, RasCommunicators, num_ranks=group.size) for group in status.groups
         ),
         troubled=in_trouble(status)[:MAX_TROUBLED],
         num_behind=num_behind(status),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from distprof.bounds import table_beside
 from distprof.escape import few_ranks
-from distprof.rules.base import Draft, Limits, rule
+from distprof.rules.base import Draft, rule
 from distprof.sections.ras import RasResult, TroubledRank
 from distprof.sections.table import counted
 from distprof.terms import Confidence, Severity
@@ -17,7 +17,7 @@ _REMOTE = "Remote process error"
 
 
 @rule("NET111", Severity.ERROR, costs_time=False)
-def troubled_nccl_rank(ras: RasResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
+def troubled_nccl_rank(ras: RasResult) -> Iterator[Draft]:
     """Ranks that do not answer NCCL's RAS, report an error, or have launched fewer collectives than
     others.
     """

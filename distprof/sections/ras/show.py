@@ -16,8 +16,6 @@ MAX_ROWS = 16
 
 def ras_communicators_table(report: Report, *, show_all: bool) -> TableView | None:
     """Communicators by size and status."""
-    groups = report.ras.communicators
-    shown, more = first_rows(groups, MAX_ROWS, show_all=show_all, noun="row")
     return rows_table(
         "Communicators according to NCCL",
         (
@@ -27,15 +25,13 @@ def ras_communicators_table(report: Report, *, show_all: bool) -> TableView | No
             Column("status", "status", left=True),
             Column("errors", lambda one: ", ".join(one.errors) or "–", left=True),
         ),
-        shown,
-        notes=more,
+        first_rows(report.ras.communicators, MAX_ROWS, show_all=show_all, noun="row"),
     )
 
 
 def troubled_table(report: Report, *, show_all: bool) -> TableView | None:
     """Ranks in trouble, worst first."""
     troubled = report.ras.troubled
-    shown, more = first_rows(troubled, MAX_ROWS, show_all=show_all, noun="row")
     return rows_table(
         "Ranks in trouble",
         (
@@ -45,8 +41,7 @@ def troubled_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("where", "place", form="name", left=True),
             Column("communicator", "communicator", form="name", left=True, wide_only=True),
         ),
-        shown,
-        notes=more,
+        first_rows(troubled, MAX_ROWS, show_all=show_all, noun="row"),
     )
 
 

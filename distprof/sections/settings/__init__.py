@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from distprof.artefacts.record import Record
+from distprof.artefacts.run_file import DdpSettings, FsdpSettings, OptimizerSettings
 from distprof.sections.base import Result
+from distprof.sections.context import RankInput
 
 
 class LoaderSetup(Record, frozen=True, kw_only=True):
@@ -30,51 +32,26 @@ class LoaderSetup(Record, frozen=True, kw_only=True):
     num_first_batches: int | None
 
 
-class DdpSetup(Record, frozen=True, kw_only=True):
-    """Modules in ``DistributedDataParallel``, with the same configuration on these ranks."""
+class DdpSetup(DdpSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Modules in ``DistributedDataParallel``, with the same configuration on these ranks.
+
+    ``num_looks`` is the minimum over ranks, ``max_unused_bytes`` the maximum; null if any rank's is
+    unknown.
+    """
 
     ranks: tuple[int, ...]  # Ranks with this module.
-    module: str  # Class of the wrapped module.
-    group_size: int | None  # Ranks that average gradients; null if unknown.
-    find_unused_parameters: bool  # Whether DDP looks for unused parameters in every iteration.
-    static_graph: bool  # Whether the graph is declared static.
-    gradient_as_bucket_view: bool  # Whether gradients are views of the buckets.
-    bucket_cap_bytes: int | None  # Size limit of a bucket in bytes; null if unknown.
-    comm_hook: str  # Communication hook; empty without one.
-    num_parameters: int  # Parameters that are trained.
-    parameter_bytes: int  # Their size in bytes.
-    dtypes: tuple[str, ...]  # Their dtypes.
-    num_looks: int  # Iterations for which torch reported unused parameters, minimum over ranks.
-    # Size of unused parameters in bytes, maximum over ranks; null if any rank's is unknown.
-    max_unused_bytes: int | None
 
 
-class FsdpSetup(Record, frozen=True, kw_only=True):
+class FsdpSetup(FsdpSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sharded modules, with the same configuration on these ranks."""
 
     ranks: tuple[int, ...]  # Ranks with these modules.
-    api: str  # ``fully_shard`` or ``FullyShardedDataParallel``.
-    num_units: int  # Sharded units.
-    group_size: int | None  # Ranks that share a unit; null if unknown.
-    num_parameters: int  # Parameters, before sharding.
-    parameter_bytes: int  # Their size in bytes.
-    # Whether parameters are freed after forward; null if units differ.
-    reshard_after_forward: bool | None
-    param_dtype: str  # Dtype of gathered parameters; empty for their own.
-    reduce_dtype: str  # Dtype of reduced gradients; empty for their own.
-    num_prefetching: int  # Units with explicit prefetching.
-    is_offloaded: bool  # Whether parameters are kept on the CPU.
 
 
-class OptimizerSetup(Record, frozen=True, kw_only=True):
+class OptimizerSetup(OptimizerSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Optimizers, with the same configuration on these ranks."""
 
     ranks: tuple[int, ...]  # Ranks with this optimizer.
-    name: str  # Class.
-    is_sharded: bool  # Whether its state is divided among ranks.
-    num_parameters: int  # Parameters that it updates.
-    fused: bool | None  # Whether the fused implementation is on; null if not set.
-    foreach: bool | None  # Whether the multi-tensor implementation is on; null if not set.
 
 
 class ConfinedRank(Record, frozen=True, kw_only=True):
@@ -112,15 +89,10 @@ class HostSetup(Record, frozen=True, kw_only=True):
     without_spare: tuple[int, ...] = ()
 
 
-class RankFeed(Record, frozen=True, kw_only=True):
+class RankFeed(RankInput, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Input of one rank in the analysed steps, from its trace."""
 
     rank: int  # Global rank.
-    num_own_loads: int  # Batches that the training thread loaded itself.
-    num_worker_loads: int  # Batches that workers had loaded.
-    num_pageable: int  # Copies from pageable CPU memory.
-    pageable_ns: int  # Duration of these copies.
-    exposed_pageable_ns: int  # Part of it that overlaps with neither computation nor communication.
 
 
 class SettingsResult(Result, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from distprof.artefacts.record import Record, shared_fields
+from distprof.artefacts.record import made_from
 from distprof.artefacts.run_file import LoaderSettings, RunFile, SettingsFile
 from distprof.run.records import RankRecords
 from distprof.sections.context import ProbeRecords, RankAnalyses, RankAnalysis, RankInput
@@ -30,7 +30,7 @@ from distprof.sections.settings import (
 
 _MAX_CPUS = 1 << 14
 
-_Setup = TypeVar("_Setup", bound=Record)
+_Setup = TypeVar("_Setup", bound=msgspec.Struct)
 
 
 def measure_settings(records: RankRecords) -> SettingsFile | None:
@@ -81,7 +81,7 @@ def combine_settings(
 def with_traces(settings: SettingsResult, analyses: Mapping[int, RankAnalysis]) -> SettingsResult:
     """The settings, with their effects in the traces."""
     feed = tuple(
-        RankFeed(rank=rank, **shared_fields(RankFeed, analysis.input))
+        made_from(analysis.input, RankFeed, rank=rank)
         for rank, analysis in sorted(analyses.items())
         if analysis.input != RankInput()
     )
@@ -98,8 +98,7 @@ def _merge_ranks(
     for rank, one in settings:
         ranks.setdefault(one, set()).add(rank)
     return tuple(
-        kind(ranks=tuple(sorted(numbers)), **shared_fields(kind, one))
-        for one, numbers in ranks.items()
+        made_from(one, kind, ranks=tuple(sorted(numbers))) for one, numbers in ranks.items()
     )
 
 
@@ -112,15 +111,14 @@ def _loaders(files: Sequence[SettingsFile]) -> tuple[LoaderSetup, ...]:
             )
             found.setdefault(given, []).append((file.rank, one))
     return tuple(
-        LoaderSetup(
+        made_from(
+            given,
+            LoaderSetup,
             ranks=tuple(sorted({rank for rank, _ in all_})),
-            **shared_fields(LoaderSetup, given)
-            | {
-                "num_epochs": min(one.num_epochs for _, one in all_),
-                "num_orders": max(
-                    (one.num_orders for _, one in all_ if one.num_orders is not None), default=None
-                ),
-            },
+            num_epochs=min(one.num_epochs for _, one in all_),
+            num_orders=max(
+                (one.num_orders for _, one in all_ if one.num_orders is not None), default=None
+            ),
             num_first_batches=_first_batches(all_),
         )
         for given, all_ in found.items()

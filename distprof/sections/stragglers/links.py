@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 import numpy as np
 
+from distprof.artefacts.record import grouped, made_from
 from distprof.run.run import Rank, Run
 from distprof.run.tables import runs_of
 from distprof.schema import ABSENT, Bools, Floats, Int64Array
@@ -371,9 +372,7 @@ def _blamed(run: Run, slow: Sequence[_Slow]) -> list[tuple[int, ...]]:
     usual = {ranks_of(place) for one in slow for place in one.others}
     nodes = [frozenset(ranks) for ranks in run.topology.nodes.values()]
     whole = [node for node in nodes if not any(_leaves(ranks, node) for ranks in usual)]
-    by_class: dict[tuple[int, ...], list[frozenset[int]]] = {}
-    for one in slow:
-        by_class.setdefault(one.others, []).append(ranks_of(one.place))
+    by_class = grouped((one.others, ranks_of(one.place)) for one in slow)
     shared = {others: frozenset.intersection(*held) for others, held in by_class.items()}
     known = [ranks for ranks in shared.values() if ranks]
     of_all = frozenset.intersection(*known) if known else frozenset()
@@ -415,14 +414,12 @@ def _link(
         for one in slow
     ]
     example = transfers[slow.index(first)]
-    return SlowLink(
+    return made_from(
+        example,
+        SlowLink,
         ranks=ranks,
         nodes=_nodes(run, ranks),
         axis=axis_of(groups[first.group]),
-        kind=example.kind,
-        bytes=example.bytes,
-        transfer_ns=example.transfer_ns,
-        others_ns=example.others_ns,
         ratio=example.transfer_ns / example.others_ns,
         num_compared=len(first.others),
         steps=first.steps,

@@ -7,7 +7,7 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.artefacts.record import shared_fields
+from distprof.artefacts.record import made_from
 from distprof.bounds import table_beside
 from distprof.config import CommunicationConfig
 from distprof.ingest.communication import classifier_for
@@ -240,8 +240,9 @@ def analyze_scaling_table(run: Run) -> ScalingTableResult:
     if table is None:
         return ScalingTableResult()
     each = [rate / count for count, rate in zip(table.counts, table.rates, strict=True)]
-    return ScalingTableResult(
-        **shared_fields(ScalingTableResult, table),
+    return made_from(
+        table,
+        ScalingTableResult,
         unavailable=table.notes,
         efficiency_ratio=tuple(one / each[0] for one in each),
     )
@@ -281,9 +282,7 @@ def _of_table(table: OperatorTable) -> OperatorTableResult:
         loader_ns=sum(loads) // num_steps if loads and num_steps else None,
         parts=parts,
         rows=tuple(
-            TableRow(
-                **shared_fields(TableRow, row) | {"kind": "span" if row in around else _kind(row)}
-            )
+            made_from(row, TableRow, kind="span" if row in around else _kind(row))
             for row in order[:MOST_ROWS]
         ),
         num_rows=len(table.operators),

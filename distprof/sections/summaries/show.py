@@ -52,9 +52,6 @@ _NAMED_ROWS = 3
 def summarised_classes_table(report: Report, *, show_all: bool) -> TableView | None:
     """Collectives by class, most waiting first."""
     result = report.collective_summary
-    shown, more = first_rows(
-        result.classes, MAX_ROWS, show_all=show_all, noun="class", note="{} with --all."
-    )
     return rows_table(
         "Collectives from another tool",
         (
@@ -69,9 +66,11 @@ def summarised_classes_table(report: Report, *, show_all: bool) -> TableView | N
             Column("last rank", lambda c: c.last_rank if c.is_compared else None, form="id"),
             Column("first rank", lambda c: c.first_rank if c.is_compared else None, form="id"),
         ),
-        shown,
+        first_rows(
+            result.classes, MAX_ROWS, show_all=show_all, noun="class", note="{} with --all."
+        ),
         caption="mean call; shortest on the rank that arrives last",
-        notes=(*result.unavailable, *more),
+        notes=result.unavailable,
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from distprof.artefacts.record import shared_fields
+from distprof.artefacts.record import made_from
 from distprof.hardware import load_sheet
 from distprof.intervals import EMPTY, Intervals
 from distprof.run.logs import DeviceEvent, DeviceLinks, DeviceLog
@@ -263,19 +263,17 @@ def with_devices(result: TelemetryResult, run: Run) -> TelemetryResult:
     return replace(
         result,
         devices=tuple(
-            DeviceTelemetry(
-                **shared_fields(DeviceTelemetry, one),
-                sensors=measure_device(-1, one.table, origin=one.file),
-            )
+            made_from(one, DeviceTelemetry, sensors=measure_device(-1, one.table, origin=one.file))
             for one in others[:MAX_DEVICES]
         ),
         errors=tuple(_error(group) for group in groups.values())[:MAX_ERRORS],
         kernel_logs=log.kernel_logs[:MAX_ERRORS],
         nvlinks=tuple(_nvlink(links) for links in log.links[:MAX_DEVICES]),
         conditions=tuple(
-            DeviceCondition(
+            made_from(
+                state,
+                DeviceCondition,
                 device=name_of_device(state.host, state.index, state.bus_id, state.uuid),
-                **shared_fields(DeviceCondition, state),
             )
             for state in log.states[:MAX_DEVICES]
         ),
@@ -295,18 +293,12 @@ def _error(events: Sequence[DeviceEvent]) -> DeviceError:
     first = events[0]
     name = name_of_device(first.host, first.index, first.bus_id, first.uuid)
     name = name.replace("GPU", "NVSwitch", 1) if first.kind == "fabric" else name
-    return DeviceError(
-        kind=first.kind,
-        number=first.number,
+    return made_from(
+        first,
+        DeviceError,
         device=first.host if first.kind in _OF_PROCESSES else name,
-        rank=first.rank,
         count=len(events),
-        text=first.text,
-        time=first.time,
         is_dated=first.t_ns is not None,
-        file=first.file,
-        process=first.process,
-        pid=first.pid,
         memory_bytes=max((e.memory_bytes for e in events if e.memory_bytes), default=None),
     )
 

@@ -101,8 +101,6 @@ def energy_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa
 
 def devices_table(report: Report, *, show_all: bool) -> TableView | None:
     """GPUs in sensor files whose rank is unknown."""
-    devices = report.telemetry.devices
-    shown, more = first_rows(devices, MAX_ROWS, show_all=show_all)
     return rows_table(
         "GPUs without a rank" if report.run.ranks else "GPUs",
         (
@@ -118,16 +116,13 @@ def devices_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("busy", "sensors.gpu_utilization_ratio"),
             Column("memory", "sensors.memory_used_bytes"),
         ),
-        shown,
+        first_rows(report.telemetry.devices, MAX_ROWS, show_all=show_all),
         caption="over all samples",
-        notes=more,
     )
 
 
 def device_errors_table(report: Report, *, show_all: bool) -> TableView | None:
     """Errors that kernels, drivers and switches logged."""
-    errors = report.telemetry.errors
-    shown, more = first_rows(errors, MAX_ROWS, show_all=show_all)
     return rows_table(
         "Errors of GPUs, switches and processes",
         (
@@ -137,8 +132,7 @@ def device_errors_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("first", "time", form="name", left=True),
             Column("text", lambda error: shorten(error.text, _MAX_TEXT), left=True, wrap=True),
         ),
-        shown,
-        notes=more,
+        first_rows(report.telemetry.errors, MAX_ROWS, show_all=show_all),
     )
 
 
@@ -180,8 +174,6 @@ def conditions_table(report: Report, *, show_all: bool) -> TableView | None:
     for one in report.telemetry.conditions:
         key = (one.name, one.driver, one.cuda, _link(one), one.ecc_uncorrected, _repair(one))
         rows.setdefault(key, []).append(one)
-    groups = list(rows.values())
-    shown, more = first_rows(groups, MAX_ROWS, show_all=show_all)
     return rows_table(
         "PCIe and memory of GPUs",
         (
@@ -193,9 +185,8 @@ def conditions_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("driver", lambda group: group[0].driver, form="name", left=True),
             Column("CUDA", lambda group: group[0].cuda, form="name", left=True),
         ),
-        shown,
+        first_rows(list(rows.values()), MAX_ROWS, show_all=show_all),
         caption="from nvidia-smi -q",
-        notes=more,
     )
 
 

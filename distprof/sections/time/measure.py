@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.artefacts.record import grouped
 from distprof.intervals import (
     Intervals,
     covered,
@@ -380,10 +381,7 @@ def exposed_copies(
     ranks: Iterable[Iterable[RankCopies]], num_samples: int
 ) -> tuple[ExposedCopies, ...]:
     """Copies by kind, as means over ranks and steps."""
-    by_kind: dict[tuple[str, str], list[RankCopies]] = {}
-    for rank in ranks:
-        for one in rank:
-            by_kind.setdefault((one.direction, one.host_memory), []).append(one)
+    by_kind = grouped(((one.direction, one.host_memory), one) for rank in ranks for one in rank)
     samples = max(num_samples, 1)
     rows = [
         ExposedCopies(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
+from distprof.artefacts.record import grouped
 from distprof.escape import fitting
 from distprof.sections.computation.show import most_computation
 from distprof.sections.efficiency.show import efficiency_sentence
@@ -211,9 +212,7 @@ def long_steps(report: Report) -> str:
     usual, mean = report.step_time.median_ns, mean_span_ns(report)
     if not usual or not mean or mean < RAISED * usual:
         return ""
-    spans: dict[int, list[int]] = {}
-    for row in report.breakdown.steps:
-        spans.setdefault(row.step, []).append(row.span_ns)
+    spans = grouped((row.step, row.span_ns) for row in report.breakdown.steps)
     long = {step: ns for step, of in spans.items() if (ns := median(of)) >= LONG * usual}
     if not long:
         return ""

@@ -24,12 +24,8 @@ INPUT_TIMER = re.compile(
 )
 """Names of timers around the wait for the next batch, as programs print them."""
 
-LONG_REDUCTION = 0.15
-"""Share of an iteration from which the gradients' reduction is a finding."""
-
-MIN_RECURRING = 5
-"""Number of slow iterations from which they count as recurring."""
-
+LONG_REDUCTION = 0.15  # Share of an iteration from which the gradients' reduction is a finding
+MIN_RECURRING = 5  # Number of slow iterations from which they count as recurring
 
 _TRAINS = ("Lightning", "MMEngine", "Detectron2")  # their lines are of training, cut or not
 ONLY_FIRST = "Only the first report, which does not count,"  # has timers: a note's beginning

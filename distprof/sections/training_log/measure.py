@@ -24,12 +24,8 @@ from distprof.sections.training_log import (
 )
 from distprof.units import format_duration
 
-SLOW_RATIO = 1.2
-"""Ratio to the median of its neighbours above which an iteration is slow."""
-
-UNEVEN = 0.2
-"""Share of its excess from which an iteration is slow, although the next one is shorter."""
-
+SLOW_RATIO = 1.2  # Ratio to the median of its neighbours above which an iteration is slow
+UNEVEN = 0.2  # Share of its excess from which one is slow, although the next is shorter
 NEIGHBOURS = 101
 MAX_SLOWEST = 20
 MAX_KEPT = 512
@@ -39,12 +35,8 @@ BLOCK = 5
 MOST_BLOCKS = 200
 """Reports are compared in blocks of at least five: single slow ones do not make a block slow."""
 
-SLOWER_RATIO = 1.1
-"""Ratio to the usual duration from which a row of blocks is slow."""
-
-APART = 0.9
-"""Share of pairs of a slow and a usual report in which the slow one is longer."""
-
+SLOWER_RATIO = 1.1  # Ratio to the usual duration from which a row of blocks is slow
+APART = 0.9  # Share of pairs of a slow and a usual report in which the slow one is longer
 FEWEST_FEW, FEWEST_GROWING, FEWEST_RISING = 3, 6, 4
 """Fewest reports on both sides of a step, of a growth, and of one in which each takes longer."""
 
@@ -55,6 +47,7 @@ MIN_KENDALL, GROWN_RATIO = 0.7, 1.3
 """Least rank correlation with time, which six equal reports have in 3 % of cases by chance, and
 least ratio of the last third to the first, of a growth."""
 
+_MOST_OF_GROWTH = 0.7  # A rise from one report to the next above this share is a step.
 _FAR, _ROUNDER = 3, 5  # Ratio to the usual time, and of round numbers to those of all reports.
 
 _TOKENS = ("tokens_per_s", "tokens_per_s_per_device")
@@ -113,11 +106,12 @@ def _times(log: TrainingLog) -> dict[str, Any]:
     spread = float(np.sqrt(np.average((ns - mean) ** 2, weights=weight)))
     p95, p99 = np.percentile(ns, [95, 99])
     longest = _printed(log.iteration[steady], ns.argmax())
-    slow = _slow(log.iteration[steady], ns, weight)
-    slow = {"slow_excess_ns": log.unprinted_ns} if log.unprinted_ns else slow
     first = np.flatnonzero(log.duration_ns != ABSENT)[0]
     counts = steady.copy()
     counts[first] |= log.duration_ns[first] < SLOWER_RATIO * ns.min()  # that is no warm-up
+    longer = _slow_span(log.iteration[counts], log.duration_ns[counts], log.span[counts])
+    slow = _slow(log.iteration[steady], ns, weight, longer)
+    slow = {"slow_excess_ns": log.unprinted_ns} if log.unprinted_ns else slow
     return {
         "num_steady": len(ns),
         "iterations_per_report": int(np.median(weight)),
@@ -130,7 +124,7 @@ def _times(log: TrainingLog) -> dict[str, Any]:
         "cv": spread / mean if mean > 0 else None,
         "steady_ns": tuple(ns[-MAX_KEPT:].tolist()),
         "first_ns": int(log.duration_ns[first]),
-        "slow_span": _slow_span(log.iteration[counts], log.duration_ns[counts], log.span[counts]),
+        "slow_span": longer,
         **slow,
     }
 
@@ -150,7 +144,9 @@ def _weights(number: Int64Array, ns: Int64Array, span: Int64Array) -> Floats:
 # Slow iterations ----------------------------------------------------------------------------------
 
 
-def _slow(number: Int64Array, ns: Int64Array, weight: Floats) -> dict[str, Any]:
+def _slow(
+    number: Int64Array, ns: Int64Array, weight: Floats, longer: SlowPeriod | None
+) -> dict[str, Any]:
     """Slow iterations; empty if reports have no numbers or are means, which hide slow ones."""
     is_mean = np.median(weight) > 1 or (number == ABSENT).all()
     if is_mean or len(ns) < 2 * MIN_RECURRING:
@@ -160,13 +156,17 @@ def _slow(number: Int64Array, ns: Int64Array, weight: Floats) -> dict[str, Any]:
     num_blocks = max(count // NEIGHBOURS, 1)
     edges = np.linspace(0, count, num_blocks + 1).astype(np.int64)
     usual = np.repeat([float(np.median(ns[a:b])) for a, b in pairwise(edges)], np.diff(edges))
+    if longer is not None and longer.first_iteration is not None:
+        last = longer.last_iteration or number.max()
+        is_inside = (number >= longer.first_iteration) & (number <= last)
+        usual = np.where(is_inside, np.maximum(usual, longer.duration_ns), usual)
     more = np.pad(ns - usual, 1)
     left = np.abs(more[1:] + more[:-1])  # of each two in a row
     is_even = np.minimum(left[:-1], left[1:]) < UNEVEN * more[1:-1]
     is_slow = (ns > SLOW_RATIO * usual) & ~is_even
     is_slow[: int(np.argmin(is_slow))] = False  # before the training is warm
     excess = float(np.average(np.where(is_slow, ns - usual, 0), weights=weight))
-    period = _period(number, is_slow)
+    period = _period(number, is_slow) or _period(number, is_slow & (ns > _FAR * usual))
     is_power = period is not None and period & (period - 1) == 0  # as numbers of micro-batches
     if is_power and (period or 0) <= _MOST_ACCUMULATED and ns.max() < _FOR_STEP * np.median(ns):
         return {"slow_period": period}
@@ -263,7 +263,7 @@ def _slow_rate(log: TrainingLog) -> SlowPeriod | None:
         known = np.flatnonzero(np.isfinite(rates) & (rates > 0))
         warms_up = rates[known[:1]] * SLOWER_RATIO < rates[known].max(initial=0.0)
         known = known[int(warms_up.any()) :]
-        if len(known) >= 2 * FEWEST_FEW:
+        if len(known) > FEWEST_RISING:
             number = np.full(len(known), ABSENT)
             if len(rates) == len(log.iteration) and (np.diff(log.iteration[known]) > 0).all():
                 number = log.iteration[known]
@@ -288,17 +288,21 @@ def _among_few(number: Int64Array, ns: Int64Array, span: Int64Array) -> SlowPeri
         or np.median(slow) < GROWN_RATIO * np.median(others)
     ):
         return None
+    jump = int(np.diff(ns).argmax()) + 1
+    is_step = ns[jump] - ns[jump - 1] > _MOST_OF_GROWTH * np.ptp(ns) and 1 < jump < len(ns) - 1
+    if is_gradual and is_step:
+        inside, others, is_gradual = np.arange(len(ns)) >= jump, ns[:jump], False
     return _slow_period(number, ns, span, inside, others, is_gradual=is_gradual)
 
 
 def _gap(ns: Int64Array, fewest: int = FEWEST_LAST) -> int:
     """Number of reports before the last ones, if a wide gap parts them; else 0."""
     at = far = 0
-    for k in range(FEWEST_FEW, len(ns) - fewest + 1):
+    for k in range(FEWEST_FEW - (len(ns) > FEWEST_RISING), len(ns) - fewest + 1):
         before, after = ns[:k], ns[k:]
         gap = after.min() - before.max()
         widest = max(np.ptp(before), np.ptp(after), (SLOW_RATIO - 1) * before.max())
-        if len(after) >= FEWEST_FEW and gap > widest:
+        if min(k, len(after)) >= FEWEST_FEW and gap > widest:
             at = k  # at most one: the gap is the widest
         if not far and after.min() > FAR_LONGER * before.max():
             far = k

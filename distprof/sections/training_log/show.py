@@ -35,9 +35,7 @@ MOST_REST_RATIO = 0.3
 
 MOST_PARTS = 4
 
-_FEW_REPORTS, _FAR_LONGER = 3, 10
-"""Up to this many reports, someone chose them one by one."""
-
+_FEW_REPORTS, _FAR_LONGER = 3, 10  # Up to this many reports, someone chose them one by one
 _FEWEST_RISING = 5  # Reports that each take longer, which is rarely chance
 _SKEWED = 1.5  # Ratio of the mean to the median
 _FEWEST_MODES = 6  # Reports in which two groups are looked for
@@ -73,7 +71,8 @@ def training_verdict(report: Report) -> VerdictText:
         line = f"{note} {line}"
     if nccl_line and log.mean_ns is not None and log.idle_ratio is None:  # the best available
         time = f"{_what(log)} takes {format_duration(log.mean_ns)}"
-        line, nccl_line = f"{time}; {nccl_line[:1].lower()}{nccl_line[1:]}", ""
+        first = nccl_line[:1] if nccl_line[1:2].isupper() else nccl_line[:1].lower()
+        line, nccl_line = f"{time}; {first}{nccl_line[1:]}", ""
     elif log.mean_ns is not None and log.idle_ratio is None and not _shares(log):
         undecided = _undecided(log)
     why = (

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from distprof.artefacts.record import grouped
 from distprof.schema import ABSENT, Bools, Floats, Int64Array
 from distprof.sections.computation import SAVING_TITLES
 from distprof.sections.context import Own, Part, RankAnalysis
@@ -278,9 +279,7 @@ def _balanced_stages(graph: TraceGraph, sections: Sections) -> Int64Array | None
     """Own time with equal work of all stages; None without several stages."""
     # Stages are those of the marks: a rank of an interleaved schedule holds several. Without marks,
     # all computation of a rank belongs to the stages that it holds.
-    held: dict[tuple[int, ...], list[int]] = {}
-    for position, rank in enumerate(graph.ranks):
-        held.setdefault(sections.stages[rank], []).append(position)
+    held = grouped((sections.stages[rank], position) for position, rank in enumerate(graph.ranks))
     if len(held) < 2 or () in held:
         return None
     work, stage = graph.stage_ns, graph.stage

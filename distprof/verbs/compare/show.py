@@ -342,8 +342,8 @@ def _changes_table(
     title: str, columns: Sequence[Column], rows: Sequence[object], *, caption: str, show_all: bool
 ) -> TableView | None:
     """The largest changes."""
-    shown, notes = first_rows(rows, _FEW, show_all=show_all, note="and {}: --all")
-    return rows_table(title, columns, shown, caption=caption, notes=notes)
+    shown = first_rows(rows, _FEW, show_all=show_all, note="and {}: --all")
+    return rows_table(title, columns, shown, caption=caption)
 
 
 def _parts_table(parts: Sequence[PartChange]) -> TableView | None:

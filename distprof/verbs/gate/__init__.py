@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from distprof.artefacts.record import grouped
 from distprof.costs.repeats import (
     Interval,
     Level,
@@ -137,7 +138,7 @@ def _upper_tail(z: float) -> float:
 
 # The decision from repeats, or how many more are needed -------------------------------------------
 
-State = Literal["passed", "regressed", "improved", "inconclusive"]
+State = Literal["passed", "regressed", "improved", "inconclusive", "acknowledged"]
 Better = Literal["lower", "higher"]
 Scale = Literal["ratio", "difference"]
 ALPHA = 0.01
@@ -189,7 +190,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
     # ``passed``: any loss is within the tolerance. ``regressed`` and ``improved``: the change is
     # beyond it. ``inconclusive``: the interval contains the tolerance, the rank test disagrees, or
-    # sessions may differ as much.
+    # sessions may differ as much. ``acknowledged``: the baseline accepts the loss.
     state: State
     # Candidate over baseline, or candidate minus baseline on the scale ``difference``.
     change: float
@@ -232,9 +233,7 @@ class _Sessions(msgspec.Struct, frozen=True):
 
     def centres(self, values: Floats) -> Floats:
         """Centre of each session."""
-        members: dict[object, list[float]] = {}
-        for key, value in zip(self.keys, values.tolist(), strict=True):
-            members.setdefault(key, []).append(value)
+        members = grouped(zip(self.keys, values.tolist(), strict=True))
         return np.array([float(pseudo_median(each)) for each in members.values()])
 
     @property

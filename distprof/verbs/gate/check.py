@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
+from msgspec.structs import asdict
 
 from distprof.artefacts.summary_file import (
     BaselineFile,
@@ -22,7 +23,7 @@ from distprof.config import CheckConfig
 from distprof.errors import InputError, UsageError
 from distprof.verbs import Displayed
 from distprof.verbs.compare.measure import part_changes
-from distprof.verbs.gate import ALPHA, Decision, decide
+from distprof.verbs.gate import ALPHA, Decision, State, decide
 from distprof.verbs.gate.baseline import (
     METRICS,
     Metric,
@@ -37,36 +38,20 @@ from distprof.verbs.sweep.runs import parse_workload, plan_workload
 from distprof.version import __version__
 
 CHECK_SCHEMA = "distprof.check/1"
-State = Literal["passed", "regressed", "improved", "inconclusive", "acknowledged"]
 _WORST = ("regressed", "inconclusive", "acknowledged", "passed", "improved")
 
 
-class MetricCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MetricCheck(Decision, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The result for one metric."""
 
     metric: str  # Name of the metric.
     label: str  # Name in reports.
     unit: str  # ``ns``, ``B`` or ``ratio``.
-    # As in :class:`~distprof.verbs.gate.Decision`; ``acknowledged`` if the baseline accepts
-    # the loss.
-    state: State
     # ``ratio``: ``change`` is candidate over baseline; ``difference``: candidate minus baseline.
     scale: str
     baseline: float  # Median of the baseline's repeats.
     candidate: float  # Median of the candidate's repeats.
-    change: float  # Estimated change.
-    low: float | None  # Lower end of its 90 % interval; None if there are too few repeats for one.
-    high: float | None  # Upper end of the interval.
-    p: float  # p-value of the rank test.
-    tolerance: float  # Accepted loss.
-    num_baseline: int  # Repeats of the baseline.
-    num_candidate: int  # Repeats of the candidate.
-    # Number of further repeats that would settle it; None if it is settled, or if no reasonable
-    # number would settle it.
-    needed_repeats: int | None
     is_gated: bool  # Whether it decides the outcome; other metrics are informational.
-    why: str  # Reason for the state, one sentence.
-    assumes: str = ""  # Assumption of the decision; empty if there is none.
     reason: str = ""  # Why the loss is accepted; empty unless acknowledged.
 
 
@@ -203,25 +188,18 @@ def _check(
     state: State = found.state
     if loss is not None and loss.up_to > tolerance:
         state = _as_acknowledged(found, decided(loss.up_to))
+    needed = found.needed_repeats if state == "inconclusive" else None
     return MetricCheck(
+        **asdict(found) | {"state": state, "needed_repeats": needed},
         metric=metric.name,
         label=metric.label,
         unit={"step_time": "ns", "memory": "B"}.get(metric.name, "ratio"),
-        state=state,
         scale=metric.scale,
         baseline=float(np.median(before)),
         candidate=float(np.median(after)),
-        needed_repeats=found.needed_repeats if state == "inconclusive" else None,
         is_gated=True,
         reason=loss.reason if loss is not None and state == "acknowledged" else "",
-        **{name: getattr(found, name) for name in _AS_DECIDED},
     )
-
-
-_AS_DECIDED = (
-    *("change", "low", "high", "p", "tolerance", "num_baseline", "num_candidate", "why"),
-    "assumes",
-)
 
 
 def _as_acknowledged(found: Decision, accepting: Decision) -> State:

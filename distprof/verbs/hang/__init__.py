@@ -8,6 +8,7 @@ import msgspec
 
 from distprof.run.logs import JobOutput
 from distprof.run.records import FlightDump
+from distprof.sections.ending import EndingLine
 from distprof.terms import Confidence
 from distprof.verbs import Displayed
 
@@ -20,18 +21,6 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True):
     usual_ns: int  # Usual length of a step.
 
 
-class LogLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A line of a rank's log that reports trouble."""
-
-    rank: int | None  # Rank that wrote it; None if unknown.
-    file: str  # Log file.
-    line: int  # Line number, from 1.
-    # ``timeout``, ``nccl``, ``device``, ``peer`` (another rank was lost), ``error``, or ``ras`` for
-    # a rank in trouble according to ncclras.
-    about: str
-    text: str  # The line, truncated.
-
-
 class HangEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """All evidence about a job that may hang."""
 
@@ -39,7 +28,7 @@ class HangEvidence(msgspec.Struct, frozen=True, kw_only=True):
     dumps: tuple[FlightDump, ...]  # One dump per rank, by rank.
     world_size: int | None = None  # World size of the job; None if unknown.
     hosts: dict[int, str] = msgspec.field(default_factory=dict)  # Host of each rank, if known.
-    log_lines: tuple[LogLine, ...] = ()  # Trouble in logs, by rank and line.
+    log_lines: tuple[EndingLine, ...] = ()  # Trouble in logs, by rank and line.
     # Calls of each rank's training thread, innermost first.
     stacks: dict[int, tuple[str, ...]] = msgspec.field(default_factory=dict)
     # Why each failed rank's own code stopped; losing a peer does not count.
@@ -200,7 +189,7 @@ class HangReport(Displayed, _Record, frozen=True, kw_only=True):
     num_other_dumps: int = 0
     groups: tuple[GroupProgress, ...] = ()  # Progress per group, waiting groups first.
     ranks: tuple[RankPosition, ...] = ()  # Position of each rank.
-    log_lines: tuple[LogLine, ...] = ()  # Trouble in logs next to the dumps, by rank and line.
+    log_lines: tuple[EndingLine, ...] = ()  # Trouble in logs next to the dumps, by rank and line.
     stacks: tuple[StackOfRanks, ...] = ()  # Python stacks, rarest first.
     cadence: tuple[Cadence, ...] = ()  # How often the same collective recurs, per group.
     notes: tuple[str, ...] = ()  # Damaged or omitted input.

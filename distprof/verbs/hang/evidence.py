@@ -21,17 +21,20 @@ from distprof.artefacts import FLIGHT_FILE, REQUESTS_DIR, RUN_FILE, STACKS_FILE
 from distprof.artefacts.records import main_stack
 from distprof.bounds import expanded
 from distprof.errors import DistprofError, InputError
+from distprof.ingest.discovery import ranks_in_names
 from distprof.ingest.executor import Outcome, Progress, map_each, running
-from distprof.ingest.files import Folder, begins_object
+from distprof.ingest.files import Folder
 from distprof.ingest.flight.recorder import MAX_BYTES, looks_like_dump, parse_flight
 from distprof.ingest.job import RunDirectory, find_run_directory, open_run_directory
 from distprof.ingest.kinds.logs import paths_of_output
-from distprof.ingest.output.read import Reader
+from distprof.ingest.output.read import read_output
 from distprof.ingest.output.stacks import calls_of
+from distprof.ingest.wrapped import begins_object
 from distprof.run.records import FlightDump
+from distprof.sections.ending import EndingLine
 from distprof.sections.ending.words import words
 from distprof.units import NS_PER_S, name_ranks
-from distprof.verbs.hang import HangEvidence, LogLine
+from distprof.verbs.hang import HangEvidence
 from distprof.verbs.hang.logs import (
     NAME,
     dead_ranks,
@@ -53,7 +56,6 @@ class LogFile(msgspec.Struct, frozen=True, kw_only=True):
     folder: Folder  # Folder of the file.
     name: str  # Name of the file in the folder.
     shown: str  # Name in reports.
-    rank: int | None  # Rank that wrote it; None if its path does not show one.
 
 
 MAX_FILES = 200_000
@@ -89,21 +91,18 @@ def read_evidence(
     found = [find_files(one) for one in sources]
     root = found[0][0]
     dumps = [dump for _, some, _, _ in found for dump in some]
-    logs = [log for _, _, some, _ in found for log in some]
+    logs = [log for _, _, some, _ in found for log in some][:MAX_LOGS]
     stacks = [stack for _, _, _, some in found for stack in some]
-    reader = Reader()
-    for log in logs[:MAX_LOGS]:
-        reader.take_file(log.folder.child(log.name).path, log.shown, log.rank)
-    output = reader.result(log.shown for log in logs[:MAX_LOGS])
+    paths = [log.folder.child(log.name).path for log in logs]
+    names = [log.shown for log in logs]
+    output = read_output(zip(paths, names, ranks_in_names(paths), strict=True))
     if not dumps and not output.num_lines:
         raise _nothing(source)
     with running(executor if len(dumps) > _FEW else "serial") as pool:
         outcomes = map_each(pool, read_dump, dumps, progress)
     notes: list[str] = [*output.notes]
     good = _chosen(dumps, outcomes, source, notes) if dumps else ()
-    ras_lines, ras_notes = lines_of_ras(
-        (log.folder.child(log.name).path, log.shown) for log in logs[:MAX_LOGS]
-    )
+    ras_lines, ras_notes = lines_of_ras(zip(paths, names, strict=True))
     notes += ras_notes
     return _with_run(
         HangEvidence(
@@ -137,7 +136,7 @@ def find_files(
         head = _head(folder, file.name).lstrip()
         is_json = begins_object(head) and not _LOG.search(file.name)
         if dump is None and not (b"\0" in head or is_json or looks_like_dump(head)):
-            return folder, [], [_log_file(folder, file.name, file.name)], []
+            return folder, [], [LogFile(folder=folder, name=file.name, shown=file.name)], []
         certain = DumpFile(folder=folder, name=file.name, shown=file.name, rank=0, is_certain=True)
         return folder, [dump or certain], [], []
     if not root.names() and set("*?[") & set(path):
@@ -147,7 +146,7 @@ def find_files(
         if name == STACKS_FILE and rank is not None:
             stacks.append((rank, folder))
         elif _LOG.search(name) or NAME.search(name):
-            logs.append(_log_file(folder, name, shown))
+            logs.append(LogFile(folder=folder, name=name, shown=shown))
         elif (dump := _dump_file(folder, name, shown, rank)) is not None:
             dumps.append(dump)
     return root, sorted(dumps, key=lambda dump: (dump.rank, dump.shown)), logs, stacks
@@ -180,13 +179,6 @@ def _folder_rank(folder: Folder) -> int | None:
     return int(match[1]) if match else None
 
 
-def _log_file(folder: Folder, name: str, shown: str) -> LogFile:
-    own = _folder_rank(folder)
-    match = _RANK_WORD.search(name)
-    rank = own if own is not None else int(match[1]) if match else None
-    return LogFile(folder=folder, name=name, shown=shown, rank=rank)
-
-
 def _dump_file(folder: Folder, name: str, shown: str, rank: int | None) -> DumpFile | None:
     """A dump, recognised by its name, or by a number in its name and the start of its content."""
     if rank is not None and name in (FLIGHT_FILE, f"{FLIGHT_FILE}.gz"):
@@ -204,7 +196,9 @@ def _dump_file(folder: Folder, name: str, shown: str, rank: int | None) -> DumpF
 def _globbed(pattern: str) -> list[LogFile]:
     """The files of a pattern, as logs."""
     files = map(Path, paths_of_output(pattern))
-    return [_log_file(Folder(str(file.parent)), file.name, file.name) for file in files]
+    return [
+        LogFile(folder=Folder(str(file.parent)), name=file.name, shown=file.name) for file in files
+    ]
 
 
 def _head(folder: Folder, name: str) -> bytes:
@@ -321,7 +315,7 @@ def _with_run(evidence: HangEvidence, root: Folder) -> HangEvidence:
             failed[entry.rank] = f"{ended.signal} ended its process"
     logged = {line.rank for line in evidence.log_lines if line.about in ("peer", "timeout")}
     lost = tuple(
-        LogLine(rank=e.rank, file="error.json", line=1, about="peer", text=e.message[:300])
+        EndingLine(rank=e.rank, file="error.json", line=1, about="peer", text=e.message[:300])
         for e in job.errors
         if e.is_peer_loss and e.rank not in logged
     )

@@ -22,7 +22,7 @@ from distprof.ingest.files import Folder
 from distprof.ingest.kinds.nccl import fits_nccl_ras, read_nccl_ras
 from distprof.join.nccl import in_trouble, num_behind
 from distprof.run.logs import JobOutput, OutputEvent
-from distprof.sections.ending import FAILED, EndingPosition, EndingResult
+from distprof.sections.ending import FAILED, EndingLine, EndingPosition, EndingResult
 from distprof.sections.ending.measure import about_of, last_printed, said_in
 from distprof.sections.ending.positions import operation_kind
 from distprof.sections.ending.words import words
@@ -35,7 +35,6 @@ from distprof.verbs.hang import (
     HangKind,
     HangReport,
     HangState,
-    LogLine,
     RankPosition,
     StackOfRanks,
     Stop,
@@ -136,9 +135,9 @@ MAX_LINES = 50
 _DEAD = "NCCL considers its process dead"
 
 
-def lines_of_ras(files: Iterable[tuple[str, str]]) -> tuple[list[LogLine], list[str]]:
+def lines_of_ras(files: Iterable[tuple[str, str]]) -> tuple[list[EndingLine], list[str]]:
     """Lines about ranks in trouble, and notes on files that cannot be read."""
-    lines: list[LogLine] = []
+    lines: list[EndingLine] = []
     notes: list[str] = []
     for path, shown in files:
         if not fits_nccl_ras(path):
@@ -152,11 +151,11 @@ def lines_of_ras(files: Iterable[tuple[str, str]]) -> tuple[list[LogLine], list[
         lines += _lines(shown, troubled)
         if not troubled and (count := num_behind(status)):
             text = words().says("NCCL names others", count=counted(count, "rank"))
-            lines.append(LogLine(rank=None, file=shown, line=1, about="ras", text=text))
+            lines.append(EndingLine(rank=None, file=shown, line=1, about="ras", text=text))
     return lines, notes
 
 
-def dead_ranks(lines: Iterable[LogLine]) -> dict[int, str]:
+def dead_ranks(lines: Iterable[EndingLine]) -> dict[int, str]:
     """Ranks whose process NCCL considers dead, and why."""
     return {
         line.rank: _DEAD
@@ -165,11 +164,11 @@ def dead_ranks(lines: Iterable[LogLine]) -> dict[int, str]:
     }
 
 
-def _lines(shown: str, troubled: Iterable[TroubledRank]) -> Iterator[LogLine]:
+def _lines(shown: str, troubled: Iterable[TroubledRank]) -> Iterator[EndingLine]:
     for number, rank in enumerate(islice(troubled, MAX_LINES), 1):
         what = f": {rank.text}" if rank.text else ""
         where = f" ({rank.place})" if rank.place else ""
-        yield LogLine(
+        yield EndingLine(
             rank=rank.rank, file=shown, line=number, about="ras", text=f"{rank.kind}{what}{where}"
         )
 
@@ -182,7 +181,7 @@ _KINDS = {
 _PRECEDENCE = ("timeout", "device", "peer", "nccl", "error")
 
 
-def lines_of_output(output: JobOutput) -> tuple[LogLine, ...]:
+def lines_of_output(output: JobOutput) -> tuple[EndingLine, ...]:
     """Lines of trouble by rank and line; a line of several kinds counts as the first of them."""
     said = said_in(output)
     lines: dict[tuple[str, int], OutputEvent] = {}
@@ -190,7 +189,7 @@ def lines_of_output(output: JobOutput) -> tuple[LogLine, ...]:
         lines.setdefault((event.file, event.line), event)
     order = sorted(lines.values(), key=lambda e: (e.rank is None, e.rank or 0, e.file, e.line))
     return tuple(
-        LogLine(rank=e.rank, file=e.file, line=e.line, about=about_of(e), text=e.text)
+        EndingLine(rank=e.rank, file=e.file, line=e.line, about=about_of(e), text=e.text)
         for e in order
     )
 

@@ -38,8 +38,8 @@ def _tables(story: OperatorStory, *, show_all: bool) -> Iterator[TableView | Non
     steps = max(story.num_steps, 1)
 
     def cut(title: str, columns: tuple[Column, ...], rows: tuple[object, ...]) -> TableView | None:
-        shown, notes = first_rows(rows, _FEW, show_all=show_all, note="and {}: --all")
-        return rows_table(title, columns, shown, caption="per step", notes=notes)
+        shown = first_rows(rows, _FEW, show_all=show_all, note="and {}: --all")
+        return rows_table(title, columns, shown, caption="per step")
 
     numbered = {id(row): number for number, row in enumerate(story.calls, 1)}
     yield cut(

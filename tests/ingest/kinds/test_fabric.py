@@ -131,10 +131,22 @@ def test_several_tests_of_one_log_are_several_curves(tmp_path):
     assert kinds == ["all_reduce", "all_reduce", "all_to_all", "all_to_all"]
 
 
+def test_values_that_nccl_tests_does_not_count_are_not_wrong(tmp_path):
+    file = tmp_path / "alltoall.log"
+    file.write_text(
+        "  134217728  524288  float  191739  0.70  0.69  0e+00  190650  0.70  0.69  1e+00\n"
+        "# Out of bounds values : 0 OK\n"
+    )
+    assert fabric_verdict(read_fabric(str(file))).startswith("all_to_all reaches 0.69 GB/s")
+
+
 def test_wrong_values_are_told(tmp_path):
     file = tmp_path / "all_reduce.log"
     text = (GOLDEN / "mlperf-v5.0-b200-8gpu-allreduce.txt").read_text()
-    file.write_text(text.replace("389.23      0", "389.23     17"))
+    text = text.replace("389.23      0", "389.23     17").replace(
+        "values : 0 OK", "values : 1 FAILED"
+    )
+    file.write_text(text)
     profile = read_fabric(str(file))
     assert [curve.num_wrong for curve in profile.curves] == [1, 0]
     assert fabric_verdict(profile).startswith(

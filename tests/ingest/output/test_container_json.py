@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from distprof.ingest.files import unwrapped
 from distprof.ingest.kinds.logs import fits_job_output
 from distprof.ingest.output.read import read_output
+from distprof.ingest.wrapped import unwrapped
 
 
 def _line(**record: object) -> bytes:

@@ -13,12 +13,13 @@ from msgspec.structs import replace
 
 from distprof.ingest.flight.recorder import parse_flight
 from distprof.run.records import FlightDump
+from distprof.sections.ending import EndingLine
 from distprof.terms import Confidence
-from distprof.verbs.hang import HangEvidence, HangKind, HangReport, HangState, LogLine
+from distprof.verbs.hang import HangEvidence, HangKind, HangReport, HangState
 from distprof.verbs.hang.measure import diagnose
 from tests.flight_jobs import GPU_ERROR, LOCK_GIL, MS, START_NS, diagnosed, dump, job, message, op
 
-TIMEOUT = LogLine(rank=0, file="a.log", line=1, about="timeout", text="Watchdog caught ...")
+TIMEOUT = EndingLine(rank=0, file="a.log", line=1, about="timeout", text="Watchdog caught ...")
 
 
 def published(folder: Any) -> tuple[FlightDump, ...]:

@@ -208,7 +208,6 @@ def unsharded_data(
     settings: SettingsResult,
     collectives: CollectivesResult,
     messages: MessagesResult,
-    limits: Limits,  # noqa: ARG001
 ) -> Iterator[Draft]:
     """All ranks of a data-parallel job train on the same batches."""
     axes = {record.axis for record in collectives.classes}

@@ -256,7 +256,7 @@ _FAILED = re.compile(r"(?i)SHARP coll init error|cannot initialize CollNet")
 
 
 @rule("NET112", Severity.WARNING, costs_time=False)
-def sharp_unavailable(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - all checks take limits
+def sharp_unavailable(nccl: NcclResult) -> Iterator[Draft]:
     """NCCL was told to reduce in the switches (SHARP, CollNet), tried to, and failed."""
     if not has_log(nccl):
         return

@@ -19,7 +19,6 @@ from distprof.units import few_names, verb
 def forced_nccl_settings(
     nccl: NcclResult,
     sharding: ShardingResult,
-    limits: Limits,  # noqa: ARG001 - all checks take limits
 ) -> Iterator[Draft]:
     """Environment variables restrict NCCL's choices: the algorithm or protocol is forced, a
     transport is disabled, or the number of channels is limited.
@@ -124,7 +123,7 @@ _MOST_HOSTS = 3
 
 
 @rule("NET105", Severity.WARNING, costs_time=False)
-def uneven_nccl_settings(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - one signature
+def uneven_nccl_settings(nccl: NcclResult) -> Iterator[Draft]:
     """Ranks of one job use different versions of NCCL, or other values of one of its settings."""
     if not has_log(nccl):
         return

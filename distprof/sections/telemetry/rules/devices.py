@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from distprof.artefacts.record import grouped
 from distprof.escape import fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
 from distprof.sections.shares import medians_of_others
@@ -131,9 +132,7 @@ def usual_of_peers(values: Sequence[float | None]) -> list[float | None]:
 
 def by_kind(units: Sequence[Unit]) -> list[list[Unit]]:
     """Groups of GPUs that are compared with each other."""
-    kinds: dict[str, list[Unit]] = {}
-    for unit in units:
-        kinds.setdefault(unit.kind, []).append(unit)
+    kinds = grouped((unit.kind, unit) for unit in units)
     return list(kinds.values())
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from distprof.escape import fitting, shorten
 from distprof.hardware import XidMeaning, xid_meaning
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limits, advice, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, advice, rule
 from distprof.sections.table import counted
 from distprof.sections.telemetry import DeviceError, TelemetryResult
 from distprof.sections.telemetry.rules.devices import NO_SENSORS, wrong_conditions
@@ -95,7 +95,7 @@ class _XidErrors(msgspec.Struct):
 
 
 @rule("TEL103", Severity.WARNING, costs_time=False)
-def device_errors(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
+def device_errors(telemetry: TelemetryResult) -> Iterator[Draft]:
     """Errors of GPUs and switches: XID errors, uncorrectable memory errors, pending or failed
     memory repairs, NVSwitch errors.
     """
@@ -193,7 +193,7 @@ _MAX_TEXT = 160
 
 
 @rule("TEL108", Severity.ERROR, costs_time=False)
-def crashed_process(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
+def crashed_process(telemetry: TelemetryResult) -> Iterator[Draft]:
     """The kernel logged that a process crashed: a segmentation fault, an illegal instruction, or
     another trap.
     """
@@ -215,7 +215,7 @@ _CGROUP = "memory cgroup"
 
 
 @rule("TEL109", Severity.ERROR, costs_time=False)
-def host_out_of_memory(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
+def host_out_of_memory(telemetry: TelemetryResult) -> Iterator[Draft]:
     """The kernel's OOM killer ended a process, because the host or the memory cgroup of the process
     (a container, a job of SLURM) had no memory left.
     """

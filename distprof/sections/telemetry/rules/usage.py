@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import mean, median
 
+from distprof.artefacts.record import grouped
 from distprof.escape import few_ranks, fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.idle import IdleResult
@@ -77,9 +78,7 @@ def shared_gpu(
     if telemetry.is_missing:
         raise InsufficientEvidenceError(NO_SENSORS)
     step = times.mean_step()
-    by_gpu: dict[str, list[RankTelemetry]] = {}
-    for one in telemetry.ranks:
-        by_gpu.setdefault(one.uuid or f"of rank {one.rank}", []).append(one)
+    by_gpu = grouped((one.uuid or f"of rank {one.rank}", one) for one in telemetry.ranks)
     shared = [sharers for sharers in by_gpu.values() if len(sharers) > 1]
     crowded = [sharers for sharers in by_gpu.values() if _num_others(sharers) > 0]
     for groups, text in ((shared, _of_ranks), (crowded, _of_others)):
@@ -226,7 +225,7 @@ NO_LINKS = "no PCIe links of working GPUs were read: pass the output of nvidia-s
 
 
 @rule("TEL110", Severity.WARNING, costs_time=False)
-def reduced_pcie_link(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
+def reduced_pcie_link(telemetry: TelemetryResult) -> Iterator[Draft]:
     """GPUs whose PCIe link has fewer lanes, or an older generation, than the GPU and its host
     allow.
     """

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from distprof.bounds import table_beside
 from distprof.escape import fitting
-from distprof.rules.base import Draft, Limits, Rule, rule
+from distprof.rules.base import Draft, Rule, rule
 from distprof.terms import Confidence, Severity
 from distprof.units import capitalized
 from distprof.verbs.plan import ConfigurationResult
@@ -21,7 +21,7 @@ from distprof.verbs.plan import ConfigurationResult
 def _row(*, code: str, name: str, severity: str, kind: str, fix: str, page: str) -> Rule:
     """Build the rule on one kind of objection."""
 
-    def check(configuration: ConfigurationResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - all checks take limits
+    def check(configuration: ConfigurationResult) -> Iterator[Draft]:
         for objection in configuration.objections:
             if objection.kind == kind:
                 yield Draft(

@@ -13,7 +13,6 @@ from distprof.verbs.plan import ConfigurationResult
 @rule("CFG111", Severity.ERROR, costs_time=False)
 def configuration_beyond_memory(
     configuration: ConfigurationResult,
-    limits: Limits,  # noqa: ARG001 - all checks take limits
 ) -> Iterator[Draft]:
     """Weights, gradients, optimizer state and activations of a layout take more memory than a GPU
     may use.

@@ -9,12 +9,13 @@ from msgspec.structs import replace
 import distprof
 from distprof.artefacts.run_file import RankEntry, RunFile
 from distprof.ingest.assemble import assemble_run
-from distprof.ingest.sensors.collect import Collector, Identity
+from distprof.ingest.sensors.collect import Collector
 from distprof.ingest.sensors.join import Places, Recorded, find_zone, with_device_log
 from distprof.run.logs import (
     DeviceEvent,
     DeviceLog,
     DeviceState,
+    Identity,
     NcclCommunicator,
     NcclLog,
     NcclMember,

@@ -1,0 +1,136 @@
+"""What pages, terminals and runtimes put around lines changes no verdict."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distprof.api import analyze, open_run
+from distprof.errors import DistprofError
+from distprof.ingest.wrapped import without_wrapping
+from distprof.sections.shows import judge
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+SAMPLES = (
+    "logs/watchdog-22-never-launched.log",
+    "logs/torchrun-sigkill.log",
+    "logs/rich-breaks-the-message.log",
+    "logs/stacks-outermost-first.log",
+    "pasted/a-busy-disk.log",
+    "pasted/columns-in-microseconds.log",
+    "pasted/kernels-of-unknown-names.log",
+    "pasted/interface-of-one-gigabit.log",
+    "pasted/range-around-rows-of-kernels.log",
+)
+
+
+def each(before: str = "", after: str = "") -> Callable[[str], str]:
+    return lambda text: "".join(f"{before}{line}{after}\n" for line in text.splitlines())
+
+
+def object_of(line: str) -> str:
+    return json.dumps({"log": f"{line}\n", "stream": "stderr", "time": "2026-01-02T03:04:05.6Z"})
+
+
+WRAPPINGS: dict[str, Callable[[str], str]] = {
+    "quotation": each("> "),
+    "indentation": each("\t"),
+    "padding": each(after="     "),
+    "colour": each("\x1b[1;31m", "\x1b[0m"),
+    "colour without escape": each("[33m", "[0m"),
+    "line ends": each(after="\r"),
+    "spaces": lambda text: text.replace("  ", " \xa0"),
+    "mark": lambda text: f"\ufeff{text}",
+    "entities": lambda text: text.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;"),
+    "docker": each("2026-01-02T03:04:05.678901234Z "),
+    "cri": each("2026-01-02T03:04:05.678901234+01:00 stderr F "),
+    "journal": each("Jan 02 03:04:05 node-7 python3[4242]: "),
+    "json-file": lambda text: "".join(f"{object_of(line)}\n" for line in text.splitlines()),
+    "kubectl": each("[pod/trainer-0/pytorch] "),
+    "compose": each("trainer-0  | "),
+    "ray": each("(Worker pid=4242, ip=10.0.0.7) "),
+    "pdsh": each("gpu-node-07: "),
+    "quoted docker": each("> 2026-01-02T03:04:05.678901234Z "),
+}
+
+
+def headline(path: Path) -> str:
+    try:
+        return judge(analyze(open_run(str(path)))).headline
+    except DistprofError as error:
+        return str(error).replace(str(path), "")
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_wrapping_changes_no_verdict(sample: str, tmp_path: Path) -> None:
+    path = tmp_path / Path(sample).name
+    text = (GOLDEN / sample).read_text("utf-8")
+    path.write_text(text, "utf-8")
+    own = headline(path)
+    wrapped = {name: wrap(text).encode() for name, wrap in WRAPPINGS.items()}
+    wrapped["PowerShell"] = text.replace("\n", "\r\n").encode("utf-16")
+    others = {}
+    for name, data in wrapped.items():
+        path.write_bytes(data)
+        others[name] = headline(path)
+    assert others == dict.fromkeys(others, own)
+
+
+def read(data: bytes, size: int = -1, *, keeps_labels: bool = False) -> bytes:
+    stream = without_wrapping(io.BytesIO(data), data[: 1 << 16], keeps_labels=keeps_labels)
+    stream.read(7)
+    stream.seek(0)
+    parts = iter(lambda: stream.read(size), b"")
+    return b"".join(parts) if size > 0 else stream.read()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '  File "train.py", line 3, in main\n    step()\n  File "train.py", line 9, in f\n    x\n',
+        "    wait (threading.py:359)\n    get (queue.py:180)\n",
+        "0: step 1\n0: step 2\n0: step 3\n",
+        "[rank3]: a\n[rank3]: b\n[rank3]: c\n",
+        "gpu0: 31 C\ngpu0: 32 C\ngpu0: 33 C\n",
+        "RuntimeError: a\nRuntimeError: b\nRuntimeError: c\n",
+        "node1: a\nnode2: b\nnode3: c\n",
+        "h100 | 8 | 3.2\nh100 | 16 | 6.1\nh100 | 32 | 12.0\n",
+        ">>> import torch\n>>> torch.cuda.is_available()\n",
+        '{"step": 1, "note": "&lt;"}\n{"step": 2}\n',
+        "a\0> b\n> c\n",
+        "> one line\n",
+        "",
+    ],
+)
+def test_what_belongs_to_a_line_stays(text: str) -> None:
+    assert read(text.encode()) == text.encode()
+
+
+def test_dates_of_a_runtime_stay_where_they_are_wanted() -> None:
+    text = each("2026-01-02T03:04:05.678901234Z ")("step 1\nstep 2\n").encode()
+    assert read(text, keeps_labels=True) == text
+    assert read(text) == b"step 1\nstep 2\n"
+
+
+@given(
+    lines=st.lists(st.text("ab \t>|\x1b[0m&lt;é\xa0:-1", max_size=30), max_size=40),
+    name=st.sampled_from((*WRAPPINGS, "")),
+    size=st.integers(1, 50),
+)
+def test_it_does_not_matter_how_much_is_read_at_once(
+    lines: list[str], name: str, size: int
+) -> None:
+    data = WRAPPINGS.get(name, str)("".join(f"{line}\n" for line in lines)).encode()
+    assert read(data, size) == read(data)
+    assert read(data).count(b"\n") == data.count(b"\n") or name == "json-file"
+
+
+def test_a_long_line_without_an_end_is_read_in_pieces() -> None:
+    data = b"> a\n> b\n> c\n> " + b"x" * 3_000_000
+    assert read(data) == b"a\nb\nc\n" + b"x" * 3_000_000
