@@ -13,14 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from distprof.ingest.sensors.collect import bus_id, whole
-from distprof.run.logs import (
-    Clock,
-    DeviceEvent,
-    DeviceLog,
-    DeviceSeries,
-    NcclLog,
-    OfDevice,
-)
+from distprof.run.logs import Clock, DeviceEvent, DeviceLog, DeviceSeries, NcclLog, OfDevice
 from distprof.run.records import RankRecords, RecordSource
 from distprof.run.run import ANOTHER_JOB, Gap, Rank, Run
 from distprof.schema import Int64Array, Table
