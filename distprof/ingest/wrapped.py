@@ -75,13 +75,6 @@ def begins_object(start: bytes) -> bool:
     return _OBJECT.match(start) is not None
 
 
-def untagged(text: str) -> str:
-    """Text without the tags of HTML around it: cells of its tables between tabs."""
-    text = re.sub(r"(?i)</?br?\b ?/?>", " ", text)
-    text = re.sub(r"(?i)</t[dh]>\s{0,40}<t[dh]\b[^<>]{0,99}>", "\t", text)
-    return re.sub(r"(?i)</?(?:t(?:able|body|head|[rdh])|pre)\b[^<>]{0,99}>", "\n", text)
-
-
 class _Unwrapped(io.RawIOBase):
     """The text of a stream, without what it is wrapped in; it can only be read from its start."""
 
@@ -199,6 +192,13 @@ def without_entities(text: bytes) -> bytes:
     for entity, character in _ENTITIES.items() if b"&" in text else ():
         text = text.replace(entity, character)
     return text
+
+
+def untagged(text: str) -> str:
+    """Text without the tags of HTML around it: cells of its tables between tabs."""
+    text = re.sub(r"(?i)</?br?\b ?/?>", " ", text)
+    text = re.sub(r"(?i)</t[dh]>\s{0,40}<t[dh]\b[^<>]{0,99}>", "\t", text)
+    return re.sub(r"(?i)</?(?:t(?:able|body|head|[rdh])|pre)\b[^<>]{0,99}>", "\n", text)
 
 
 def uncoloured(text: bytes) -> bytes:

@@ -30,12 +30,12 @@ from numpy.typing import NDArray
 
 from distprof.bounds import Bound, patterns_beside
 from distprof.ingest.communication import collective_kind
-from distprof.ingest.files import beginning, decoded, refusing, unwrapped, whole
+from distprof.ingest.files import beginning, decoded, refusing, whole
 from distprof.ingest.kinds import Source, known_sources
 from distprof.ingest.kinds.logs import TRAINING_LOG, fits_training_log
 from distprof.ingest.kinds.operator_table import fits_operator_table
 from distprof.ingest.metadata import parse_ranks
-from distprof.ingest.wrapped import untagged
+from distprof.ingest.wrapped import untagged, unwrapped
 from distprof.run.evidence import (
     CollectiveSummary,
     ExpertCounts,
@@ -380,15 +380,8 @@ _MARKS = " \t*#>`:|-–—~≈=()[]\"'“”"
 _LABEL, _MOST_ROWS, _MOST_CELLS = 60, 200, 40  # Characters of a name; rows and columns of a table
 _PATTERNS = patterns_beside(__package__, "scaling.toml", WORD="|".join(_WORDS))
 _BETWEEN = ("bars", "tabs", "spaces", "commas")  # between cells, the first that a row has
-_NUMBERS = (
-    "n",
-    "set",
-    "flag",
-    "n_cjk",
-    "n_model",
-    "load",
-    "world",
-)  # groups of the pattern of counts
+# Groups of the pattern of counts.
+_NUMBERS = ("n", "set", "flag", "n_cjk", "n_model", "load", "world")
 _NODES = ("node", "machine", "server", "台", "机", "节点")
 _CJK = {"一": 1, "单": 1, "双": 2, "两": 2, "二": 2, "三": 3, "四": 4, "八": 8}
 _refuse_scaling = refusing("throughput of several numbers of GPUs", "name a file with such a table")

@@ -217,6 +217,8 @@ class Reader:
                 line = number - data.count(b"\n", first, start)
                 self._keep_stacks(data, first, line, shown, rank if writer is None else writer)
             return
+        if row.yields == "preparing" and data[start - 1 : start] != b"\n":  # after a bar
+            start = _line_back(data, start, 1)
         fields = _fields(data, start, at, end, row)
         if fields is None:
             return
@@ -290,7 +292,8 @@ class Reader:
         if before.strip():
             own = [line.removeprefix(before) for line in rest if line.startswith(before)]
             text = "\n".join([first.removeprefix(before), *(own or rest)])
-        calls, named, count = stacks_in(text)
+        crashed = b"Fatal Python error" in data[max(start - 200, 0) : start]
+        calls, named, count = stacks_in(text, is_crash=crashed)
         if rank is None and named is None:
             named = headed(cleaned(data[max(start - _WINDOW, 0) : start]).replace(before, ""))
         self._dumped = (shown, number + count)

@@ -29,10 +29,11 @@ def _tells(path: str, name: str) -> bool:
     return any(part in path and how.match(name) for part, how in _telling())
 
 
-def stacks_in(text: str) -> tuple[tuple[str, ...], int | None, int]:
+def stacks_in(text: str, *, is_crash: bool = False) -> tuple[tuple[str, ...], int | None, int]:
     """The main thread's calls in a text that begins with a dump, the rank that it names, its lines.
 
-    Calls are ``function (file:line)``, innermost first; none if the text is no dump.
+    Of a crash, the thread that crashed counts. Calls are ``function (file:line)``, innermost
+    first; none if the text is no dump.
     """
     lines = text.splitlines()
     first = lines[0] if lines else ""
@@ -40,7 +41,9 @@ def stacks_in(text: str) -> tuple[tuple[str, ...], int | None, int]:
     rank = int(named[1]) if named else None
     if _HOW["head"].match(first):
         dump = list(_dump(lines))
-        return calls_of(main_stack(dump)), rank, len(dump)
+        at = next((i for i, x in enumerate(dump) if x.startswith("Current") and is_crash), None)
+        crashed = () if at is None else calls_of([*_leading(dump[at + 1 :], FRAME)])
+        return crashed or calls_of(main_stack(dump)), rank, len(dump)
     if _HOW["framed"].match(first):
         own = [line for line in lines if _HOW["framed"].match(line)]
         return calls_of(own, _HOW["framed"]), rank, len(lines)
@@ -64,18 +67,19 @@ def stacks_in(text: str) -> tuple[tuple[str, ...], int | None, int]:
     pattern = _HOW["debugged"] if "most recent call first" in first else _HOW["spied"]
     own = [f"    {call}" for call in _HOW["in_one_line"].findall(first)] or own
     frames = list(_leading(own, pattern))
-    hooks = _hooks(own[len(frames) :]) if any(map(_HOW["backward"].match, frames)) else []
+    head = "native_born" if any(map(_HOW["backward"].match, frames)) else "born"
+    is_handed = head == "native_born" or any(map(_HOW["handed"].match, frames[:3]))
+    hooks = _hooks(own[len(frames) :], head) if is_handed else []
     return (*calls_of(hooks, pattern), *calls_of(frames, pattern)), rank, 1
 
 
-def _hooks(lines: Sequence[str]) -> list[str]:
-    """Frames of autograd's own thread, for which the main thread of the process waits."""
+def _hooks(lines: Sequence[str], head: str) -> list[str]:
+    """Frames of the thread for which the main thread of the process waits, as of autograd's own."""
     for at, line in enumerate(lines):
         if _HOW["process_head"].match(line):
             break
-        if _HOW["native_born"].match(line) and (
-            found := list(_leading(lines[at + 1 :], _HOW["spied"]))
-        ):
+        found = [*_leading(lines[at + 1 :], _HOW["spied"])] if _HOW[head].match(line) else []
+        if found and (head == "native_born" or not all(map(_HOW["helps"].match, found))):
             return found
     return []
 

@@ -32,6 +32,7 @@ from distprof.sections.ending.positions import (
     diagnose_positions,
     last_said,
     operation_kind,
+    positions_of,
     timeout_sentences,
     took_longer,
 )
@@ -80,7 +81,7 @@ def analyze_ending(run: Run) -> EndingResult:
 def diagnose_output(output: JobOutput) -> EndingResult:
     """The most decisive cause in the output of a job; without any, ``state`` is empty."""
     whole, (output, earlier) = output, _last_run(output)
-    output = _without_title(output)
+    output = _without_title(titled := output)
     has = {event.yields for event in output.events}
     tried = (cause for cause, kinds in _CAUSES.items() if not kinds or has & {*kinds})
     causes = ((cause, found) for cause in tried if (found := cause(output)) is not None)
@@ -101,6 +102,13 @@ def diagnose_output(output: JobOutput) -> EndingResult:
              or words().search("of_others", e.fields.get("message", "")))  # fmt: skip
     if found.positions and (place := next((one for one in where if one[:1] not in "<"), "")):
         found = _amid(found, f"A traceback shows a process in {place}.")
+    known = {"timeout", *(e.yields for e in output.events)}
+    named = [e for e in said_in(titled) if e not in output.events and not e.again]
+    named = [e for e in named if e.yields not in known]
+    if found.positions and named:
+        found = _amid(
+            found, words().says("title of another", said=named[0].text.lstrip("# ")[:_MAX_SAID])
+        )
     found = _during_phase(found, _without_title(whole))
     began = as_it_began(output) if found.positions else ""
     found = _amid(found, began) if began else found
@@ -151,7 +159,7 @@ def _without_title(output: JobOutput) -> JobOutput:
     again += [e for e in titles if e.yields == "nan" and _of(own, "nan")]
     is_told = "store" in {e.yields for e in titles} & {e.yields for e in own.events}
     is_told = is_told or any(e.file in apart for e in again)
-    if not titles or is_told or any(cause(own) for cause in _ROOTS):
+    if not titles or is_told or any(cause(own) for cause in _ROOTS) or positions_of(own):
         return own
     below = (*said_in(own), *_of(own, "closing", "ignored"))
     told = "title and error" if any(max(e.line, e.again) > 1 for e in below) else "title"
@@ -318,7 +326,14 @@ def _while_preparing(found: EndingResult, output: JobOutput) -> EndingResult:
     is_open = found.state == STUCK or re.search("before its message|cannot be read", found.verdict)
     if (event := next(bars, None)) is None or not is_open or found.ranks or not _prepares(event):
         return found
-    text = f"Meanwhile a process was still at work: {_prepares(event)}."
+    limit = min((one.timeout_ms or 0 for one in found.positions), default=0)
+    took = event.fields.get("took", "").split(":")[::-1]
+    is_older = 2000 * sum(60**i * int(n or 0) for i, n in enumerate(took)) >= limit
+    if not is_older and words().search("evaluates", event.fields["phase"]):  # all ranks may do it
+        text = f"The last bar of progress before it stands: {_prepares(event)}."
+        return _amid(found, text, *words().steps["phase of some"])
+    who = "a process" if event.rank is None else f"rank {event.rank}"
+    text = f"Meanwhile {who} was still at work: {_prepares(event)}."
     return _amid(found, text, *words().steps["preparing"])
 
 
@@ -471,13 +486,9 @@ def _host_memory(output: JobOutput) -> EndingResult | None:
     held = f" when it held {format_bytes(rss * 1024)}" if rss else ""
     how = "was killed because the host or its memory limit had no memory left"
     how = how if blamed in killed or _signal(blamed) else _row(event).says or how
-    return _made(
-        "host_memory",
-        f"{_subject(blamed)} {how}{held}.",
-        event,
-        *advice_on("host_memory", ""),
-        ranks=(blamed.rank,) if blamed.rank is not None else _listed(blamed),
-    )
+    ranks = (blamed.rank,) if blamed.rank is not None else _listed(blamed)
+    text, steps = f"{_subject(blamed)} {how}{held}.", advice_on("host_memory", "")
+    return _made("host_memory", text, event, *steps, ranks=ranks)
 
 
 def _xid(output: JobOutput, cause: str = "xid") -> EndingResult | None:
@@ -518,13 +529,8 @@ def _cancelled(output: JobOutput) -> EndingResult | None:
     if event is None:
         return None
     reason = event.fields["reason"].lower()
-    return _made(
-        "cancelled",
-        f"The scheduler ended the job: {reason}{_at(event)}. No rank failed by itself.",
-        event,
-        *advice_on("cancelled", reason),
-        ranks=(),
-    )
+    text = f"The scheduler ended the job: {reason}{_at(event)}. No rank failed by itself."
+    return _made("cancelled", text, event, *advice_on("cancelled", reason), ranks=())
 
 
 def _at(event: OutputEvent) -> str:
@@ -585,14 +591,11 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     others = [e for e in said_in(output) if e.rank not in (None, *ranks)]
     is_before = all(e.line > event.line or e.file != event.file for e in others)
     first = " first" if others and is_before and len(ranks) == 1 else ""
-    return _made(
-        event.yields,
-        f"{who} failed{first}: {line.rstrip('.')}.",
-        event,
-        *steps,
-        why=(f"Its last own call was {place}.",) if place else (),
-        ranks=ranks,
-    )
+    text, why = f"{who} failed{first}: {line.rstrip('.')}.", _LAST_CALL.format(place)
+    return _made(event.yields, text, event, *steps, why=(why,) * bool(place), ranks=ranks)
+
+
+_LAST_CALL = "Its last own call was {}."
 
 
 def _root(output: JobOutput) -> OutputEvent | None:
@@ -611,7 +614,8 @@ def _after_a_timeout(output: JobOutput) -> list[OutputEvent]:
     raised = _of(output, "usage", "memory", "exception", "error")
     later = (e for e in raised if e.rank is not None)
     same = {_key(e) for e in later if e.line > ended.get((e.file, e.rank), e.line)}
-    return [e for e in raised if _key(e) in same and e.line > min(ended.values())]
+    same |= {_key(e) for e in raised if "more than 1EB" in e.text}
+    return [e for e in raised if _key(e) in same and e.line > min(ended.values(), default=e.line)]
 
 
 def _raised_then(event: OutputEvent, output: JobOutput) -> OutputEvent | None:
@@ -892,6 +896,14 @@ def _killed(output: JobOutput) -> EndingResult | None:
     return None if event is None else _ended(event, output)
 
 
+def _left(output: JobOutput) -> EndingResult | None:
+    """A process that exited by itself before the first time-out: the others waited for it."""
+    first = {e.file: e.line for e in reversed(_of(output, *OF_WATCHDOGS))}
+    exits = (e for e in _exits(output) if not _signal(e) and e.number("code"))
+    event = next((e for e in exits if e.line < first.get(e.file, 0)), None)
+    return None if event is None else _ended(event, output)
+
+
 def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
     """The end of a process by a signal or an exit code."""
     name, ranks, who = _signal(event), _listed(event), _subject(event)
@@ -906,7 +918,7 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
         who = f"{capitalized(name_ranks(ranks))}{_at(event)}"
     elif event.rank is None and "local" in event.fields:
         who = f"A process with local rank {event.fields['local']}{_at(event)}"
-    elif event.name in words().who:
+    elif event.name in words().who and "rank" not in event.fields:
         who = f"{words().who[event.name]}{_at(event)}"
     code, why = event.number("code"), event.fields.get("why", "")
     fate, because = (event.fields.get(one, "") for one in ("fate", "because"))
@@ -939,8 +951,7 @@ def _reason(output: JobOutput, code: int | None = None) -> str:
         _key(e) for e in _of(output, "exception") if words().search("launching", _frames(e))
     }
     for event in _of(output, "exception", "error"):
-        is_wrapper = words().search("not_own", event.fields.get("type", ""))
-        if not (is_wrapper or is_survived(event) or _key(event) in launched):
+        if _is_of_program(event) and not (is_survived(event) or _key(event) in launched):
             return f"; the output shows “{_exception(event)[0]}”"
     known = words().codes.get(str(code))
     return known or _last_error(output) or "; the output does not show why"
@@ -965,23 +976,18 @@ def _crash(output: JobOutput) -> EndingResult | None:
     event = min(events, key=lambda e: ("library" not in e.fields, "what" not in e.fields))
     what = event.fields.get("what", "the output does not name the signal")
     library = event.fields.get("library", "")
-    is_bus = re.search("Bus error|SIGBUS", what)
+    is_bus = "SIGBUS" if re.search("Bus error|SIGBUS", what) else ""
     meaning = words().meanings["SIGBUS"].replace(" (bus error)", "") if is_bus else ""
     how = "assert" if what.startswith("Check failed") else "signal"
     stacks = (s for s in output.stacks if s.file == event.file and s.line >= event.line)
     stack = next(stacks, None)
     own = (f"Read the code of {stack.calls[0]}.",) if stack else advice_on(how, "SIGSEGV")
     only = "" if event.rank is not None else capitalized(_only_ended(output))
-    return _made(
-        "crash",
-        f"{only or _subject(event)} crashed: {what[:_MAX_QUOTE]}"
-        f"{library and f' in {library}'}{meaning}.",
-        event,
-        *advice_on("crash", library or f"what: {what}"),
-        *(advice_on("signal", "SIGBUS") if is_bus else ()),
-        *own,
-        why=(f"Its last own call was {stack.calls[0]}.",) if stack else (),
-    )
+    where = f"{library and f' in {library}'}{meaning}"
+    text = f"{only or _subject(event)} crashed: {what[:_MAX_QUOTE]}{where}."
+    steps = (*advice_on("crash", library or f"what: {what}"), *advice_on("signal", is_bus), *own)
+    why = (_LAST_CALL.format(stack.calls[0]),) if stack else ()
+    return _made("crash", text, event, *steps, why=why)
 
 
 def _mismatch(output: JobOutput) -> EndingResult | None:
@@ -1305,16 +1311,13 @@ def _frozen(output: JobOutput) -> EndingResult | None:
         unnamed = "" if "remote" in fields or event.name != "gloo-timeout" else _UNNAMED
         unnamed += f". A traceback shows it{called}" * (called != "" == where)
         took = f"for {format_duration(limit * 1_000_000)} " if limit else ""
-        return _stuck(
-            "frozen",
-            f"{raiser} waited {took}for {whom}{where} {words().waited[event.name]}{unnamed}",
-            event,
-            *words().steps["waited"],
-        )
+        text = f"{raiser} waited {took}for {whom}{where} {words().waited[event.name]}{unnamed}"
+        return _stuck("frozen", text, event, *words().steps["waited"])
     dogs, whose = ("watchdogs", "their") if len(ranks) > 1 else ("watchdog", "its")
     seconds = max((event.number("seconds") or 0 for event in events), default=0)
     happened = f"made no progress for {seconds} s" if seconds else "timed out"
-    suspects, behind = _with_fewest_pending(events)
+    shared = {e.fields.get("own") for e in events}  # of ranks of other groups, the same may be two
+    suspects, behind = _with_fewest_pending(events if len(shared) >= len(ranks) else ())
     text = f"the {dogs} of {who} {happened}{where or called}, and {whose} lines name no "
     text += f"{'rank that is behind' if where or called else 'collective'}{behind}"
     steps = words().steps["waited"][1:]
@@ -1352,11 +1355,8 @@ def _died(output: JobOutput) -> EndingResult | None:
     """A process whose end its scheduler noticed: what others lost then only follows."""
     events = (e for e in _of(output, "died") if not _signal(e))
     first = ("ray-node", "ray-owner")
-    event = min(
-        events,
-        key=lambda e: ("fate" not in e.fields, e.name not in first, e.name == "pod-restarts"),
-        default=None,
-    )
+    event = min(events, default=None, key=lambda e: (
+        "fate" not in e.fields, e.name not in first, e.name == "pod-restarts"))  # fmt: skip
     if event is not None and event.name == "engine-died" and _of(output, "nccl"):
         return _peer(output)  # the engine only says that its worker ended
     return None if event is None else _ended(event, output)
@@ -1381,13 +1381,11 @@ def _stopped(output: JobOutput) -> EndingResult | None:
         return began
     by = f"its launcher got {name or 'a signal'}"
     how = words().stopped.get(name or event.yields, by)
-    found = _made(
-        "stopped",
+    text, steps = (
         f"The job was ended from outside: {how}.",
-        event,
-        *advice_on("stopped", name or event.yields),
-        ranks=(),
+        advice_on("stopped", name or event.yields),
     )
+    found = _made("stopped", text, event, *steps, ranks=())
     waits = _joining(output)
     if waits is None:
         return found
@@ -1410,15 +1408,10 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
     known = [one.activity for one in stacks_of(replace(output, stacks=stacks)) if one.activity]
     doing = words().activity[known[0]].place.rstrip(",") if known else ""
     where = ", from ".join(filter(None, (doing, place)))
-    steps = (words().activity[name].step for name in known[:1])
-    return _made(
-        "interrupted",
-        f"The job was interrupted (Ctrl-C or SIGINT){where and f' in {where}'}.",
-        event,
-        *filter(None, steps),
-        *advice_on("stopped", "SIGINT"),
-        ranks=(),
-    )
+    steps = tuple(words().activity[name].step for name in known[:1])
+    text = f"The job was interrupted (Ctrl-C or SIGINT){where and f' in {where}'}."
+    steps = (*filter(None, steps), *advice_on("stopped", "SIGINT"))
+    return _made("interrupted", text, event, *steps, ranks=())
 
 
 def _cut(output: JobOutput, kind: str = "cut") -> EndingResult | None:
@@ -1447,14 +1440,9 @@ def _cut(output: JobOutput, kind: str = "cut") -> EndingResult | None:
     warning = _warning_near(event, output, _BETWEEN_RUNS)
     if warning is not None and "bare" not in event.fields:
         told = words().says("warned", who=_subject(event), warned=_warned(warning))
-    return _made(
-        "exception",
-        f"{told}{where}.",
-        event,
-        *(() if warning is None else advice_on("nccl", told)),
-        *advice_on("exception", f"{kind}\n{code}"),
-        *((shown.text,) if shown else ()),
-    )
+    of_nccl = () if warning is None else advice_on("nccl", told)
+    steps = (*of_nccl, *advice_on("exception", f"{kind}\n{code}"))
+    return _made("exception", f"{told}{where}.", event, *steps, *((shown.text,) if shown else ()))
 
 
 def _warning_near(event: OutputEvent, output: JobOutput, most: int) -> OutputEvent | None:
@@ -1651,10 +1639,27 @@ def _complained(output: JobOutput) -> EndingResult | None:
         shown, lacks = "", "Its native stack, of a debugger, names no call that is known to wait"
     text = f"the job is said to stand still{at.says if at else ''}{found}. {shown}{lacks}"
     around = "\n".join((said_by(output), *output.end_lines))
+    if idle := _idle_gpus(around):
+        return _undecided("complaint", text.partition(",")[0] + idle, "complaint")
     is_test = words().search("tests", around)
     said = _undecided("complaint", text, "tests" if is_test else "complaint")
     first = words().steps["over PCIe"] if words().search("over_pcie", around) else ()
     return replace(said, next_steps=(*((at.text,) if at else ()), *first, *said.next_steps))
+
+
+def _idle_gpus(text: str) -> str:
+    """GPUs of a job that nvidia-smi shows idle while others work; empty without any."""
+    seen = re.findall(words().patterns["of_smi"], text)  # the last table counts
+    used = {int(gpu): int(use) for gpu, held, use in seen if int(held) >= _HELD_MIB}
+    idle = [gpu for gpu, use in used.items() if use <= _IDLE_PERCENT]
+    busy = len([gpu for gpu, use in used.items() if use >= 100 - _IDLE_PERCENT])
+    if not 0 < len(idle) < busy:
+        return ""
+    gpus = f"GPU{'s' * (len(idle) > 1)} {', '.join(map(str, idle))}"
+    return words().says("idle GPUs", idle=gpus, busy=counted(busy, "other"))
+
+
+_HELD_MIB, _IDLE_PERCENT = 1000, 5
 
 
 def last_printed(output: JobOutput) -> str:
@@ -1664,7 +1669,8 @@ def last_printed(output: JobOutput) -> str:
     """
     told = {event.text[:_MAX_SAID] for event in _of(output, "complaint")}
     lines = [line.strip() for line in output.end_lines]
-    lines = [x for x in lines if not words().search("prose", x) and x[:_MAX_SAID] not in told]
+    lines = [x for x in lines if not words().search("prose", x) and x[:_MAX_SAID] not in told
+             and x[:1] not in "|+"]  # fmt: skip
     if not lines or len(output.ends) > 1:
         return ""
     whole = (x for x in lines if len(x) >= _MIN_SAID and not words().search("harmless", x))
@@ -1733,12 +1739,9 @@ def _set_up(output: JobOutput) -> EndingResult | None:
     stage, count = Counter(begun).most_common(1)[0]
     apart = _interfaces(events)
     if apart and not ready:
-        return _stuck(
-            "set-up",
-            f"NCCL's set-up does not end, most likely because {apart}",
-            next(e for e in events if "interface" in e.fields),
-            *words().steps["interfaces"],
-        )
+        event = next(e for e in events if "interface" in e.fields)
+        text = f"NCCL's set-up does not end, most likely because {apart}"
+        return _stuck("set-up", text, event, *words().steps["interfaces"])
     came = f"{ready:,} of {counted(len(last), 'process')} came" if ready else "no process came"
     which = "all" if count == len(last) else "the others" if count == len(begun) else "some"
     is_early = stage in ("Bootstrap", "Using network", "Init START")
@@ -1750,9 +1753,8 @@ def _set_up(output: JobOutput) -> EndingResult | None:
 
 def _undecided(cause: str, says: str, step: str) -> EndingResult:
     """A text that ends in the start of a job; ``step`` names steps in ``words.toml``."""
-    return EndingResult(
-        cause=cause, verdict=f"Not decided: {says}.", next_steps=words().steps[step]
-    )
+    steps = words().steps[step]
+    return EndingResult(cause=cause, verdict=f"Not decided: {says}.", next_steps=steps)
 
 
 def _interfaces(events: Iterable[OutputEvent]) -> str:
@@ -1808,14 +1810,9 @@ def _mixed(output: JobOutput) -> EndingResult | None:
     if not events:
         return None
     why = _why_mixed(output)
-    return _made(
-        "exception",
-        f"A process failed with an exception that cannot be read: its traceback {why}.",
-        events[0],
-        *advice_on("cut", ""),
-        *advice_on("mixed", ""),
-        ranks=(),
-    )
+    text = f"A process failed with an exception that cannot be read: its traceback {why}."
+    steps = (*advice_on("cut", ""), *advice_on("mixed", ""))
+    return _made("exception", text, events[0], *steps, ranks=())
 
 
 def _reported(output: JobOutput) -> EndingResult | None:
@@ -1825,13 +1822,8 @@ def _reported(output: JobOutput) -> EndingResult | None:
     if not events:
         return None
     line, _ = _exception(events[0])
-    return _made(
-        "error",
-        f"{_subject(events[0])} reports {line}. Most often another failure causes it.",
-        events[0],
-        *advice_on("reported", line),
-        ranks=(),
-    )
+    text = f"{_subject(events[0])} reports {line}. Most often another failure causes it."
+    return _made("error", text, events[0], *advice_on("reported", line), ranks=())
 
 
 def _closed(output: JobOutput) -> EndingResult | None:
@@ -1870,9 +1862,8 @@ def _nan(output: JobOutput) -> EndingResult | None:
         told, steps = _told(event)
         is_still = output.lines_of.get(event.file, 0) - max(event.line, event.again) <= _NEAR_LINES
         return _made("nan", f"{told}.", event, *steps) if is_still else None
-    step = next(
-        (event.fields[n] for n in ("step", "iteration", "updates") if n in event.fields), ""
-    )
+    named = (event.fields[n] for n in ("step", "iteration", "updates") if n in event.fields)
+    step = next(named, "")
     at = f" at step {int(step):,}" if step else ""
     if "norm" in event.fields:
         told, steps = f"The gradient norm was NaN{at} and later", advice_on("nan", "norm")
@@ -1891,6 +1882,7 @@ _CAUSES: dict[Callable[[JobOutput], EndingResult | None], tuple[str, ...]] = {
     _own_errors: (),
     _killed: (),
     _crash: (),
+    _left: ("timeout",),
     _twice: (),
     _mismatch: ("mismatch",),
     _behind: (),

@@ -23,7 +23,7 @@ _MAX_GAP = 1_000
 
 _NUMBERS = ("seq", "enqueued", "completed", "waited_ms", "timeout_ms")
 _MAX_QUOTE = 120
-_GLOO = "gloo-timeout"
+_GLOO, _OTHER = "gloo-timeout", "an unnamed group"
 OF_WATCHDOGS = ("timeout", "position", "frozen")
 _CUT_LINES = 2  # a fence, or the beginning of a line that is cut off
 
@@ -34,11 +34,15 @@ def positions_of(output: JobOutput) -> list[EndingPosition]:
     if any({"seq", "enqueued"} & e.fields.keys() for e in events):
         events = [e for e in events if e.name != _GLOO]  # that waits in none of these numbers
     guids = grouped((_group(event), event.fields.get("guid", "")) for event in events)
+    same = grouped(((_group(e), e.number("own")), e.rank) for e in events if e.rank is not None)
+    doubled = {name for (name, own), who in same.items() if own is not None and len({*who}) > 1}
 
     def group_of(event: OutputEvent) -> str:
         """Its group; groups of one name, such as those of tensor parallelism, have own GUIDs."""
         name, guid = _group(event), event.fields.get("guid", "")
         is_shared = name and guid and len({*guids[name]} - {""}) > 1
+        if name in doubled - {""} and not is_shared and event.rank is not None:
+            return f"{name} of rank {event.rank}"  # whose other members are unknown
         return (guid if name == event.fields.get("pg") else f"{name} {guid}") if is_shared else name
 
     told = {group_of(e) for e in events if {"group", "pg"} & e.fields.keys()}
@@ -67,7 +71,8 @@ def positions_of(output: JobOutput) -> list[EndingPosition]:
         )
         if rank is None:
             continue
-        group = group or apart.get(number, "")
+        is_inner = own not in (None, event.rank) and event.text.startswith("[rank")
+        group = group or apart.get(number, _OTHER * is_inner)
         key = (group, rank, len(writers) == 1)
         found[key] = _merged(found.get(key), event, *key)
     return sorted(found.values(), key=lambda one: (one.group, one.rank))
@@ -79,7 +84,7 @@ def _numbers_apart(events: Iterable[OutputEvent]) -> dict[int | None, str]:
     of_rank = grouped((e.rank, n) for e in waits if (n := e.number("seq")) is not None)
     highest = max((n for some in of_rank.values() for n in some), default=0)
     low = {n for some in of_rank.values() for n in some if n + _MAX_GAP < max(some) == highest}
-    return dict.fromkeys(low, "another group")
+    return dict.fromkeys(low, _OTHER)
 
 
 def _group(event: OutputEvent) -> str:
@@ -132,7 +137,8 @@ def diagnose_positions(output: JobOutput) -> EndingResult | None:
     first = min(found, key=lambda one: order.index(one.cause))
     if first.cause == "behind" and (root := _root(first, dict(zip(waiting, found, strict=True)))):
         return root
-    if first.cause not in ("mismatch", "behind") and len(found) > 1 and "" not in waiting:
+    is_named = "" not in waiting or _OTHER in waiting
+    if first.cause not in ("mismatch", "behind") and len(found) > 1 and is_named:
         return min(_in_groups(waiting, output), first, key=lambda one: order.index(one.cause))
     return first
 
@@ -215,7 +221,7 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
     known = [one.seq for one in waiting if one.seq is not None]
     highest = max(known, default=None)
     late = [p for p in positions if _launched(p) is not None and highest is not None
-            and _is_late(p, positions, highest) and not all(map(_is_of_two, waiting))]  # fmt: skip
+            and _is_late(p, positions, highest) and not any(map(_is_of_two, waiting))]  # fmt: skip
     if late and len(late) < len(positions):
         return _behind(name, late, positions)
     first = min(known, default=None)
@@ -281,9 +287,14 @@ def _whether_behind(
         return words().said["gloo"]
     if words().search("said_all", " ".join(output.end_lines)):
         return words().says("joined", who="By its author, every rank")
-    members = _members(output)
-    if len(waiting) == members and len({(one.seq, one.op) for one in waiting}) == 1:
-        return words().says("joined", who=f"Each of the {members:,} ranks that take part")
+    members, count = _members(output), len(waiting)
+    world = 0 if waiting[0].group else output.world_size or _said_world(output)
+    is_same = len({(one.seq, one.op) for one in waiting}) == 1 and not any(map(_is_of_two, waiting))
+    if is_same and count in (members, world):
+        return words().says("joined", who=f"Each of the {count:,} ranks that take part")
+    is_row = is_same and {p.rank for p in waiting if p.is_global} == {*range(count)}
+    if is_row and not members and count > 1:
+        return words().says("perhaps all", count=f"{count:,}")
     other = ": it waits for the other one" * (members == 2)
     size = f" By its sizes, {members:,} ranks take part{other}." if len(waiting) < members else ""
     size += _quiet_files(output)
@@ -412,7 +423,6 @@ def _behind(
     sizes = {one.size for one in (*waits, ahead)} if waits else set()
     differs = len(sizes) > 1 or bool(waits and waits[0].op != ahead.op)
     path = ", of different operations or sizes: one of them took another path" if differs else ""
-    is_nameless = not name and all(one.enqueued is None for one in positions)
     return _stuck(
         "behind",
         f"{_who(late, name)} {stands}. {'They are' if len(late) > 1 else 'It is'} "
@@ -421,7 +431,6 @@ def _behind(
         positions,
         ranks=tuple(one.rank for one in late if one.is_global),
         why=(f"The ranks ran different numbers of collectives{path}.",),
-        alternatives=words().steps["unnamed groups"] * (is_nameless and gap > _MAX_GAP),
     )
 
 
@@ -446,11 +455,14 @@ def _unequal(name: str, what: str, waiting: Sequence[EndingPosition]) -> EndingR
     for key, some in grouped(((one.op, one.size), one) for one in waiting).items():
         size = f" of {counted(int(key[1]), 'element')}" if key[1].isdigit() else ""
         texts.append(f"{_who(some, name)} in {operation_kind(key[0])}{size}")
+    told = "; ".join(texts[:4])
+    if waiting[0].seq is None and what == "op":  # tensor and data parallelism print that, too
+        return _stuck("unfinished", words().says("operations", what=told), waiting)
     number = "" if waiting[0].seq is None else f" as collective number {waiting[0].seq:,}"
     differ = "different operations" if what == "op" else "different sizes"
     return _stuck(
         "mismatch",
-        f"ranks launched {differ}{number}{_of(name)}: {'; '.join(texts[:4])}.",
+        f"ranks launched {differ}{number}{_of(name)}: {told}.",
         waiting,
         ranks=tuple(one.rank for one in odd if one.is_global),
     )
@@ -479,7 +491,9 @@ def _of_world(positions: Sequence[EndingPosition], output: JobOutput) -> set[int
     members = _members(output) if DEFAULT_GROUPS[0] in named else 0
     waiting, said = {one.rank for one in positions}, _said_world(output)
     world = output.world_size or members or said * (said > max(waiting))
-    expected = {*range(world), *output.ranks} if world <= 1 << 20 else {*output.ranks}
+    written = " ".join(e.text for e in output.events if e.yields == "complaint")
+    expected = {*output.ranks, *map(int, re.findall(r"(?i)\brank[ _]?(\d{1,6})\b", written))}
+    expected |= {*range(world)} if world <= 1 << 20 else set()
     return expected if world else expected | set(range(_last_of(waiting) + 1))
 
 
