@@ -21,12 +21,12 @@ from typing import Any, Self
 
 import numpy as np
 
+from distprof.artefacts.record import Gap
 from distprof.run.run import (
     CaptureWindow,
     ClockAlignment,
     CollectiveMatches,
     Device,
-    Gap,
     Quality,
     Rank,
     Run,

@@ -77,3 +77,14 @@ class TroubledRank(Record, frozen=True, kw_only=True):
     communicator: str  # Hash of the communicator; empty for a process of the job.
     size: int | None  # Ranks of the communicator, None if unknown.
     text: str  # Error, status, or the number of operations launched.
+
+
+class Gap(Record, frozen=True, kw_only=True):
+    """Missing or damaged evidence, and the consequences."""
+
+    what: str  # Short stable identifier, for example ``missing-ranks`` or ``truncated``.
+    message: str  # One sentence for the user.
+    ranks: tuple[int, ...] = ()  # Ranks concerned; empty if the gap concerns the whole run.
+    num_files: int = 0  # Files skipped because they belong to another job or recording.
+    fact: str = ""  # Few words for the report's evidence line, if numbers or causes may be wrong.
+    hides_cause: bool = False  # Whether the causes of lateness of these ranks cannot be known.

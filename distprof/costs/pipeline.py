@@ -236,7 +236,7 @@ def _lengths(orders: Orders, durations: Durations | NDArray[Any]) -> Int64Array:
     if isinstance(durations, np.ndarray):
         if len(durations) != len(orders):
             raise ValueError(f"{len(durations)} durations for {len(orders)} actions")
-        return _as_ns(durations)
+        return as_ns(durations)
     given = {SlotKind.LOSS: 0, **durations}
     parts = [given.get(kind) for kind in (SlotKind.BACKWARD_INPUT, SlotKind.BACKWARD_WEIGHT)]
     if SlotKind.BACKWARD not in given and parts[0] is not None and parts[1] is not None:
@@ -250,13 +250,14 @@ def _lengths(orders: Orders, durations: Durations | NDArray[Any]) -> Int64Array:
     return length
 
 
-def _as_ns(values: ArrayLike) -> Int64Array:
+def as_ns(values: ArrayLike) -> Int64Array:
+    """Times as whole ns."""
     return np.rint(values).astype(np.int64)
 
 
 def _by_stage(orders: Orders, values: ArrayLike) -> Int64Array:
     """One value per action, from one number or one per stage."""
-    ns = _as_ns(values)
+    ns = as_ns(values)
     if ns.ndim == 0:
         return np.full(len(orders), ns)
     if len(ns) < orders.num_stages:
@@ -266,7 +267,7 @@ def _by_stage(orders: Orders, values: ArrayLike) -> Int64Array:
 
 def _delay(orders: Orders, boundary: Int64Array, transfer_ns: ArrayLike) -> Int64Array | None:
     """Delay per edge; ``boundary`` is the stage before it, or -1 within a rank."""
-    transfer = _as_ns(transfer_ns)
+    transfer = as_ns(transfer_ns)
     if not transfer.any():
         return None
     if transfer.ndim and len(transfer) < orders.num_stages - 1:

@@ -338,6 +338,6 @@ def _unknown(report: Report) -> Iterator[str]:
     said = "missing-ranks" if report.capture.ranks_missing else ""
     yield from dict.fromkeys(gap.message for gap in report.capture.gaps if gap.what != said)
     yield from dict.fromkeys(report.breakdown.unavailable)
-    by_reason = grouped((one.why, one) for one in report.not_checked)
+    by_reason = grouped([(one.why, one) for one in report.not_checked])
     for why, rules in sorted(by_reason.items(), key=lambda item: -len(item[1])):
         yield f"{few_names([one.code for one in rules], _FEW_CODES)} not checked: {why}"

@@ -8,6 +8,7 @@ from typing import Self
 import numpy as np
 from msgspec.structs import replace
 
+from distprof.artefacts.record import Gap
 from distprof.artefacts.run_file import RunFile
 from distprof.errors import InputError
 from distprof.ingest.job import RunDirectory, missing_ranks, trace_gaps
@@ -33,7 +34,6 @@ from distprof.run.run import (
     CaptureWindow,
     ClockAlignment,
     CollectiveMatches,
-    Gap,
     Rank,
     Run,
     TablesOf,

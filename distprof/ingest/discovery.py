@@ -16,12 +16,12 @@ from msgspec.structs import replace
 
 from distprof import artefacts
 from distprof.artefacts import CACHE_DIR, REQUESTS_DIR, RUN_FILE
+from distprof.artefacts.record import Gap
 from distprof.bounds import NotAFileError, expanded, open_plain
 from distprof.errors import InputError
 from distprof.ingest.nsys import ENDINGS, opened_process, processes_in, why_not_an_export
 from distprof.ingest.recognise import foreign_format, refuse_foreign
 from distprof.ingest.rocprof import begins_rocprof, is_rocprof, opened_rocprof, processes_in_rocprof
-from distprof.run.run import Gap
 from distprof.units import few_names
 
 if TYPE_CHECKING:  # few jobs use object stores, and asyncio and fsspec take long to import

@@ -146,10 +146,8 @@ def best_of_test(text: str) -> tuple[str, dict[int, str]]:
         hosts = {~place: host for place, (_, host) in enumerate(listed)}
     if best:
         return f"In nccl-tests, {best[-1]}.", hosts
-    said = (
-        f"In nccl-tests, the mean bus bandwidth is {float(mean[-1][1]):.3g} GB/s." if mean else ""
-    )
-    return said, hosts
+    said = [f"In nccl-tests, the mean bus bandwidth is {float(one[1]):.3g} GB/s." for one in mean]
+    return (said or [""])[-1], hosts
 
 
 def _own(data: bytes, source: str) -> FabricFile:
@@ -461,7 +459,7 @@ def _points(
     timed = [(size, time_us) for size, time_us in rows if size and time_us > 0]
     if empty := len(rows) - len(timed):
         notes.append(f"{empty} rows without bytes or time were skipped.")
-    times = grouped((size, time_us * 1_000) for size, time_us in timed)
+    times = grouped([(size, time_us * 1_000) for size, time_us in timed])
     return tuple(
         point(kind, ranks, size, times[size], num_iterations=table.num_iterations)
         for size in sorted(times)

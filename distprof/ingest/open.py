@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from distprof.artefacts import NCCL_LOG_FILE, OUTPUT_FILE, RANK_DIR_FORMAT
 from distprof.artefacts.files import has_own_place, scratch_folder
+from distprof.artefacts.record import Gap
 from distprof.bounds import expanded
 from distprof.errors import DistprofError, InputError
 from distprof.ingest.assemble import assemble_run, recent_part, same_steps
@@ -44,7 +45,7 @@ from distprof.ingest.kineto.source import watched
 from distprof.ingest.rank import IngestOptions, ingest_rank
 from distprof.join.windows import same_run
 from distprof.run.logs import JobOutput, NcclLog, TrainingLog
-from distprof.run.run import Gap, Rank, Run
+from distprof.run.run import Rank, Run
 from distprof.schema import ABSENT
 from distprof.units import few_names, name_ranks, verb
 

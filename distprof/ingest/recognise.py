@@ -169,13 +169,15 @@ _KNOWN_TEXT = (
 def _refuse_text(path: Path) -> None:
     """Refuse text that no reader of logs knows, and say what they know."""
     head = _head(path)
+    is_whole = max(len(head), path.stat().st_size) < _HEAD_BYTES
     head = head.replace(b"\r", b"\n")  # bars of progress
-    text = head[: head.rfind(b"\n") + 1].decode("utf-8", "replace")
+    text = head[: head.rfind(b"\n") + 1 or None].decode("utf-8", "replace")
     lines = [line for line in text.splitlines() if line.strip()]
     first = next(iter(lines), "")
     told = next(filter(_TELLS.search, reversed(lines)), "")
     last = next(reversed(lines), "")
-    said = f"begins with “{plain(first.strip())[:60]}” and ends with “{plain(last.strip())[:60]}”"
+    end = f" and ends with “{plain(last.strip())[:60]}”" if is_whole else ""
+    said = f"begins with “{plain(first.strip())[:60]}”{end}"
     said = f"says “{plain(told.strip())[:120]}”" if told else said
     is_json = path.name.lower().removesuffix(".gz").endswith(".json")
     is_text = b"\0" not in head and text.count("\ufffd") * 20 <= len(text)
@@ -212,7 +214,8 @@ def _files(path: Path) -> list[Path]:
 
 
 def _head(file: Path) -> bytes:
-    return beginning(str(file), _HEAD_BYTES) if file.is_file() else b""
+    head = beginning(str(file), _HEAD_BYTES) if file.is_file() else b""
+    return head.replace(b"\r\n", b"\n")
 
 
 # Chrome traces ------------------------------------------------------------------------------------

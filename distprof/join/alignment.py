@@ -113,7 +113,7 @@ def _domains(
 ) -> dict[str, tuple[int, ...]]:
     """Clock domains by name, in order of their lowest rank; only ranks of the run."""
     node_of = {rank: name for name, members in nodes.items() for rank in members}
-    domains = grouped((node_of.get(rank.rank, f"rank {rank.rank}"), rank.rank) for rank in ranks)
+    domains = grouped([(node_of.get(rank.rank, f"rank {rank.rank}"), rank.rank) for rank in ranks])
     return {name: tuple(members) for name, members in domains.items()}
 
 

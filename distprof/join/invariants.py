@@ -13,9 +13,10 @@ from zlib import crc32
 import msgspec
 import numpy as np
 
+from distprof.artefacts.record import Gap
 from distprof.bounds import table_beside
 from distprof.intervals import index_of
-from distprof.run.run import Count, Gap, Rank
+from distprof.run.run import Count, Rank
 from distprof.run.tables import (
     CALL_CATEGORIES,
     among,

@@ -16,10 +16,11 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from distprof.artefacts.record import Gap
 from distprof.join.instances import NO_STEP, step_labels
 from distprof.join.invariants import broken
 from distprof.join.shifts import TIMED
-from distprof.run.run import ClockAlignment, CollectiveMatches, Gap, Rank, TablesOf
+from distprof.run.run import ClockAlignment, CollectiveMatches, Rank, TablesOf
 from distprof.run.tables import RankTables, distinct, encode, numbers_in, runs_of
 from distprof.run.topology import ProcessGroup
 from distprof.schema import ABSENT, Floats, Int64Array, Table

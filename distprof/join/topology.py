@@ -323,7 +323,7 @@ def _groups(ranks: Sequence[Rank], world_size: int | None) -> tuple[ProcessGroup
 
 
 def _nodes(ranks: Sequence[Rank], world_size: int | None) -> tuple[Nodes, NodeOrigin]:
-    hosts = grouped((rank.host, rank.rank) for rank in ranks if rank.host)
+    hosts = grouped([(rank.host, rank.rank) for rank in ranks if rank.host])
     if hosts:
         return {host: tuple(numbers) for host, numbers in hosts.items()}, "host_name"
     counts = {rank.device.count for rank in ranks if rank.device.count}

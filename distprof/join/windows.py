@@ -9,6 +9,7 @@ from typing import TypeAlias
 import numpy as np
 from msgspec.structs import replace
 
+from distprof.artefacts.record import Gap
 from distprof.errors import DistprofError
 from distprof.join.instances import NO_STEP, step_labels
 from distprof.join.waits import (
@@ -18,7 +19,7 @@ from distprof.join.waits import (
     member_to_common,
     positions_of,
 )
-from distprof.run.run import CaptureWindow, ClockAlignment, CollectiveMatches, Gap, Rank
+from distprof.run.run import CaptureWindow, ClockAlignment, CollectiveMatches, Rank
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.terms import CollectiveKind, StepSource
 from distprof.units import NS_PER_S, fold_ranks, format_duration, name_ranks, verb

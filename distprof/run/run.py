@@ -11,7 +11,7 @@ import numpy as np
 from msgspec.structs import force_setattr, replace
 from numpy.typing import NDArray
 
-from distprof.artefacts.record import Record
+from distprof.artefacts.record import Gap
 from distprof.artefacts.run_file import ErrorFile, RunFile
 from distprof.run.records import RecordSource
 from distprof.run.tables import RankTables
@@ -26,17 +26,6 @@ ANOTHER_JOB = "another-job"
 
 RECENT_STEPS = "recent-steps"
 """A gap: only the last steps are analysed, because all of them have too many collectives."""
-
-
-class Gap(Record, frozen=True, kw_only=True):
-    """Missing or damaged evidence, and the consequences."""
-
-    what: str  # Short stable identifier, for example ``missing-ranks`` or ``truncated``.
-    message: str  # One sentence for the user.
-    ranks: tuple[int, ...] = ()  # Ranks concerned; empty if the gap concerns the whole run.
-    num_files: int = 0  # Files skipped because they belong to another job or recording.
-    fact: str = ""  # Few words for the report's evidence line, if numbers or causes may be wrong.
-    hides_cause: bool = False  # Whether the causes of lateness of these ranks cannot be known.
 
 
 class Count(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from distprof.sections.computation import RankComputation
 from distprof.sections.idle import RankIdle
 from distprof.sections.job import NO_RUN_DIRECTORY
 from distprof.sections.overlap import AxisOverlap, RankOverlap
+from distprof.sections.settings import RankInput
 from distprof.sections.time import RankWaterfall, StepBreakdown
 from distprof.units import name_ranks
 
@@ -285,17 +286,6 @@ class RankGradients(msgspec.Struct, frozen=True, kw_only=True):
     row_moving_ns: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
     search_ns: int = 0  # Time spent searching for unused parameters, in all windows.
     search_exposed_ns: int = 0  # The exposed part of it, with the bitmap that ranks exchange.
-
-
-class RankInput(msgspec.Struct, frozen=True, kw_only=True):
-    """How one rank is fed, inside its analysed windows."""
-
-    num_own_loads: int = 0  # Batches that the training thread loaded itself.
-    num_worker_loads: int = 0  # Batches that it took from data loader workers.
-    num_pageable: int = 0  # Copies from pageable CPU memory to the GPU.
-    pageable_ns: int = 0  # Time in them.
-    # The part of it that overlaps with neither computation nor communication.
-    exposed_pageable_ns: int = 0
 
 
 class RankCopies(msgspec.Struct, frozen=True, kw_only=True):

@@ -464,5 +464,5 @@ def record_parts() -> Sequence[tuple[Callable[..., Any], Mapping[str, type]]]:
 
 def _folded_notes(ranks: Iterable[_OfRank]) -> list[str]:
     """Notes of all ranks, each once with the ranks that have it."""
-    ranks_of = grouped((note, rank.rank) for rank in ranks for note in rank.notes)
+    ranks_of = grouped([(note, rank.rank) for rank in ranks for note in rank.notes])
     return [f"{name_ranks(numbers)}: {note}" for note, numbers in ranks_of.items()]

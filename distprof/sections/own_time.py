@@ -209,7 +209,7 @@ class OwnTime(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
         Ranks of a group share one tuple object: comparing contents would be quadratic in ranks.
         """
-        members = grouped((id(peers), row) for row, peers in enumerate(self.peers))
+        members = grouped([(id(peers), row) for row, peers in enumerate(self.peers)])
         return tuple((self.peers[rows[0]], rows) for rows in members.values())
 
 
@@ -225,7 +225,7 @@ def _peers(stages: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
 
 def same_stages(held: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
     """Positions of the ranks that hold the same pipeline stages, a group for each."""
-    groups = grouped((stages, position) for position, stages in enumerate(held))
+    groups = grouped([(stages, position) for position, stages in enumerate(held)])
     return tuple(map(tuple, groups.values()))
 
 

@@ -10,9 +10,9 @@ from typing import Self
 import msgspec
 from msgspec.structs import replace
 
+from distprof.artefacts.record import Gap
 from distprof.rules.base import Evidence, Finding, InsufficientEvidenceError
 from distprof.rules.engine import is_on_recording
-from distprof.run.run import Gap
 from distprof.sections.capture import CaptureResult
 from distprof.sections.idle import IdleResult
 from distprof.sections.overlap import OverlapResult

@@ -232,7 +232,7 @@ def fabric_tables(profile: FabricFile, *, show_all: bool) -> Iterator[TableView 
     if show_all or len(profile.curves) == 1:
         yield from map(_point_table, profile.curves)
         return
-    groups = grouped(((curve.group_size, curve.num_nodes), curve) for curve in profile.curves)
+    groups = grouped([((curve.group_size, curve.num_nodes), curve) for curve in profile.curves])
     yield from map(_size_table, groups.values())
 
 

@@ -18,10 +18,10 @@ import msgspec
 import pytest
 
 import distprof.sections
+from distprof.artefacts.record import Gap
 from distprof.documents.saved import REPORT, Report
 from distprof.escape import headed
 from distprof.formats import RenderOptions, find_reporter
-from distprof.run.run import Gap
 from distprof.sections import shows
 from distprof.sections.base import Result, subject_of
 from distprof.sections.perturbation import PerturbationResult

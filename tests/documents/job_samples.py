@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import msgspec
 
+from distprof.artefacts.record import Gap
 from distprof.artefacts.run_file import Fault
 from distprof.documents.saved import Report
-from distprof.run.run import Gap
 from distprof.sections.idle import PausesResult, RankPauses
 from distprof.sections.job import (
     JobError,

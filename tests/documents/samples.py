@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from distprof.artefacts.record import Gap
 from distprof.documents.saved import Report
 from distprof.rules.base import Finding, NotChecked
-from distprof.run.run import Gap
 from distprof.sections.capture import CaptureResult, NodeClock
 from distprof.sections.collectives import CollectiveClass, CollectivesResult
 from distprof.sections.idle import CpuPause, IdleResult, RankIdle

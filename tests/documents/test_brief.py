@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distprof.artefacts.record import Gap
 from distprof.cli import main
 from distprof.documents.brief import MAX_TOKENS, most_tokens, page_brief
 from distprof.documents.page import Listing, Page
 from distprof.documents.saved import Report
 from distprof.formats import RenderOptions, find_reporter
 from distprof.rules.base import NotChecked
-from distprof.run.run import Gap
 from distprof.sections.table import Column, TableView
 from docs.documents import ALL_DOCUMENTS
 from tests.contracts.test_documents import SAMPLES as DOCUMENTS

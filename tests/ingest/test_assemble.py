@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from distprof.artefacts.record import Gap
 from distprof.errors import InputError
 from distprof.ingest.assemble import assemble_run
 from distprof.join.waits import last_start_on_own_clock
-from distprof.run.run import Gap
 from distprof.run.tables import COLLECTIVES
 from distprof.schema import Table
 from tests.drawn import drawn

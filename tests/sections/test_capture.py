@@ -3,7 +3,8 @@
 import numpy as np
 from msgspec.structs import replace
 
-from distprof.run.run import CaptureWindow, ClockAlignment, CollectiveMatches, Gap, Quality
+from distprof.artefacts.record import Gap
+from distprof.run.run import CaptureWindow, ClockAlignment, CollectiveMatches, Quality
 from distprof.sections.capture.measure import analyze_capture
 from tests.builders import RankBuilder, make_run
 

@@ -108,7 +108,7 @@ def _by_rank(report: Report, key: str) -> Markup:
 
 def _by_step(report: Report, key: str) -> Markup:
     field = _FIELDS.get(key, "idle_ns")
-    sums = grouped((each.step, getattr(each, field)) for each in report.breakdown.steps)
+    sums = grouped([(each.step, getattr(each, field)) for each in report.breakdown.steps])
     if len(sums) < 2:
         return EMPTY
     by_step = [(step, statistics.fmean(values)) for step, values in sorted(sums.items())]

@@ -22,7 +22,7 @@ from distprof.artefacts.records import LIBRARY
 from distprof.bounds import Bound
 from distprof.errors import InputError
 from distprof.ingest.communication import collective_kind
-from distprof.ingest.files import Folder
+from distprof.ingest.files import Folder, refusing
 from distprof.ingest.flight.safe_pickle import PickleRefused, read_pickle
 from distprof.ingest.metadata import parse_ranks
 from distprof.run.records import FLIGHT, FlightDump, FlightGroup, FlightState, GroupStatus
@@ -41,6 +41,10 @@ _STATES = {
     "started": FlightState.STARTED,
     "completed": FlightState.COMPLETED,
 }
+_refuse = refusing(
+    expected="a dump of PyTorch's Flight Recorder, as pickle or JSON",
+    fix="leave the file out, or dump again: TORCH_FR_DUMP_TEMP_FILE sets the destination",
+)
 BROKEN = (
     msgspec.MsgspecError,
     UnicodeDecodeError,
@@ -348,12 +352,12 @@ def parse_flight(data: bytes, *, rank: int, source: str) -> FlightDump:
     plain = _unzipped(data, source)
     content = _decoded(plain, source)
     if not ("entries" in content or "pg_status" in content or "pg_config" in content):
-        raise _not_a_dump(source, "neither entries nor pg_status nor pg_config")
+        _refuse(source, "neither entries nor pg_status nor pg_config")
     notes: list[str] = []
     try:
         entries = entries_table(content.get("entries"), source, notes)
     except EntriesError as error:
-        raise _not_a_dump(source, str(error)) from error
+        _refuse(source, str(error))
     head = _one(content, _Head) or _Head()
     return FlightDump(
         rank=rank,
@@ -376,37 +380,28 @@ def _unzipped(data: bytes, source: str) -> bytes:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
             plain = stream.read(MAX_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise _not_a_dump(source, f"damaged gzip ({error})") from error
+        _refuse(source, f"damaged gzip ({error})")
     if len(plain) > MAX_BYTES:
-        raise _not_a_dump(source, f"more than {MAX_BYTES:,} bytes when decompressed")
+        _refuse(source, f"more than {MAX_BYTES:,} bytes when decompressed")
     return plain
 
 
 def _decoded(data: bytes, source: str) -> dict[str, Any]:
     """The top level of a dump, with raw entries."""
     if not data:
-        raise _not_a_dump(source, "an empty file")
+        _refuse(source, "an empty file")
     try:
         if data[:1] == b"\x80":
             content = read_pickle(data)
         else:
             content = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     except PickleRefused as error:
-        raise _not_a_dump(source, f"a pickle that distprof does not read: {error}") from error
+        _refuse(source, f"a pickle that distprof does not read: {error}")
     except BROKEN as error:
-        raise _not_a_dump(source, f"damaged JSON ({' '.join(str(error).split())[:200]})") from error
+        _refuse(source, f"damaged JSON ({' '.join(str(error).split())[:200]})")
     if not isinstance(content, dict):
-        raise _not_a_dump(source, f"a pickled {type(content).__name__}")
+        _refuse(source, f"a pickled {type(content).__name__}")
     return content
-
-
-def _not_a_dump(source: str, found: str) -> InputError:
-    return InputError(
-        source,
-        expected="a dump of PyTorch's Flight Recorder, as pickle or JSON",
-        found=found,
-        fix="leave the file out, or dump again: TORCH_FR_DUMP_TEMP_FILE sets the destination",
-    )
 
 
 def _one(value: Any, kind: Any) -> Any:

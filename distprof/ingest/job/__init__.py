@@ -14,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from distprof.artefacts import ERROR_FILE, FLIGHT_FILE, RANK_FILE, RANK_SCHEMA, RUN_FILE, RUN_SCHEMA
+from distprof.artefacts.record import Gap
 from distprof.artefacts.run_file import (
     AttachFile,
     ErrorFile,
@@ -27,7 +28,7 @@ from distprof.errors import InputError, SchemaError
 from distprof.ingest.discovery import TraceFile
 from distprof.ingest.files import Folder
 from distprof.ingest.job.rank_folder import BROKEN, RankFolder
-from distprof.run.run import Gap, Rank
+from distprof.run.run import Rank
 from distprof.run.topology import world_size_of_job
 from distprof.units import few_names, fold_ranks, name_ranks
 

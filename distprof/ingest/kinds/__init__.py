@@ -16,11 +16,12 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from distprof.artefacts.record import Gap
 from distprof.bounds import Bound
 from distprof.errors import InputError
 from distprof.ingest.assemble import assemble_run
 from distprof.ingest.files import holds_traces
-from distprof.run.run import ANOTHER_JOB, Gap, Run
+from distprof.run.run import ANOTHER_JOB, Run
 
 
 class Evidence(Protocol):

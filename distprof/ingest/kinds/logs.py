@@ -365,7 +365,7 @@ OUTPUT_BOUND = Bound(
 _OUTPUT_BYTES = 1 << 23
 _OF_KERNELS = {"xid", "host_memory", "crash"}
 _ERROR = {"error", "mixed"}
-_STARTS = {"setup", "calls", "joining", "complaint", "silence"}  # of healthy jobs, too
+_STARTS = {"setup", "calls", "joining", "complaint", "silence", "wait"}  # of healthy jobs, too
 # What a run that stands prints.
 _OF_A_RUN = ("output of nccl-tests", "a speed of", "a single ", "losses of", "a progress bar")
 _STOPPED = {"cancelled", "stopped"}
@@ -411,9 +411,9 @@ def _is_output(path: str, *, is_alone: bool) -> bool:
         foreign = foreign_format(Path(path).name, beginning(path, _SMALL))
         if found & {"complaint", "silence"}:
             return is_alone and (foreign is None or foreign.name.startswith(_OF_A_RUN))
-        else:
-            is_other = foreign is not None or fits_nccl_log(path)
-            is_other = is_other or fits_training_log(path, least=least)
+        is_other = (
+            foreign is not None or fits_nccl_log(path) or fits_training_log(path, least=least)
+        )
         return is_alone and not (is_other or fits_device_log(path))
     if kinds <= _ERROR and not is_alone:
         return False

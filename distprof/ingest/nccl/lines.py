@@ -45,6 +45,9 @@ class Lines(msgspec.Struct):
         rest = b""
         is_shortened = False  # the current line was too long: skip its end
         for block in self.blocks.pieces():
+            if b"] INFO " in block:  # of NCCL before 2.3
+                block = _HOW["old"].sub(rb"\g<0>NCCL ", block)
+                block = _HOW["old_ring"].sub(rb"Ring 00 : \1[receive] ", block)
             lines = block.split(b"\n")
             self.num_lines += len(lines) - 1
             if is_shortened and len(lines) == 1:

@@ -522,7 +522,7 @@ def kinds_in(data: bytes) -> set[str]:
     events = reader.result([]).events
     kinds = {event.yields for event in events} - {*_KINDS["quiet"]}
     last = reader.lines_of.get("", 0) - STAGE_LINES
-    at_end = ("stage", "preparing")
+    at_end = ("stage", "preparing", "wait")
     ended = (event for event in events if max(event.line, event.again) >= last)
     kinds |= {event.yields for event in ended if event.yields in at_end}
     return kinds | {"stack"} if reader.stacks else kinds

@@ -36,13 +36,14 @@ from distprof.ingest.training_logs.named_numbers import (
     candidates,
     number_of_step,
     of_the_usual_kind,
+    per_number,
     time_in,
 )
 from distprof.units import format_duration
 
 _DATED = {"step": "a training program", "epoch": "a program that dates its epochs"}
 _PATTERNS = byte_patterns("counters.toml")
-_NUMBER = re.compile(rb"[-+]?\d[\d.,:]*(?:e[-+]?\d+)?")
+_NUMBER = re.compile(rb"[-+]?\d[\d.,:]*(?:[eE][-+]?\d+)?")
 _MAX_SERIES, _MAX_KEY = 200, 120
 _MAX_READ = 200_000  # Candidates, which take about 10 µs each
 _NEAR = 10  # Candidates below the line that names an epoch, which may hold its time
@@ -88,17 +89,17 @@ class CountersGrammar(Grammar):
         if found is not None and (self._epoch is not None or b"epoch" in found[0]):
             time, has_unit = time_in(found)
             report = Report(row=row, number=self._epoch or 0, time=time, has_unit=has_unit)
-            self._keep(self._timed, "epoch", line[: found.start()], report)
+            self._keep(self._timed, "epoch", text[: found.start()], report)
             self.num_not_finite += has_lost(text)
         if at_s is None:
             return
         if step is not None:
             row = row._replace(iteration=step[0])
             report = Report(row=row, number=step[0])
-            self._keep(self._dated, "step", line[: step[1]], report)
+            self._keep(self._dated, "step", text[: step[1]], report)
         elif epoch is not None:
             report = Report(row=row, number=self._epoch or 0)
-            self._keep(self._dated, "epoch", line[: epoch.end()], report)
+            self._keep(self._dated, "epoch", text[: epoch.end()], report)
 
     def _keep(self, series: _Series, of: str, before: bytes, report: Report) -> None:
         key = of, _NUMBER.sub(b"0", before)[-_MAX_KEY:]
@@ -122,17 +123,17 @@ class CountersGrammar(Grammar):
         self._dated.clear()
 
     def _add_times(self, found: list[Report]) -> None:
-        times = [one.time or 0.0 for one in found]
+        times = [one.time for one in found]
         if not found[0].has_unit and found[0].row.at_s is None:
             self.notes.append(NOTES["no_unit"])
         if _is_since_start(found):
-            spans = [b.number - a.number for a, b in pairwise(found)]
-            since = [(b - a) / span for (a, b), span in zip(pairwise(times), spans, strict=True)]
-            found, times = found[1:], since
+            times = per_number(found)
         for one, time in zip(found, times, strict=True):
             self.add(one.row._replace(duration_ns=s_to_ns(time)))
         evaluation = median(self._evaluations) if self._evaluations else 0.0
-        if len(self._evaluations) >= FEWEST and evaluation > _LONG_EVALUATION * median(times):
+        if len(self._evaluations) >= FEWEST and evaluation > _LONG_EVALUATION * median(
+            filter(None, times)
+        ):
             shown = format_duration(s_to_ns(evaluation))
             self.notes.append(NOTES["evaluation_of_epochs"].format(shown))
 
@@ -144,6 +145,10 @@ def _time_of_epoch(
     named = [(match, _kind(match)) for match in _PATTERNS["named"].finditer(line)]
     evaluation = next((time_in(match)[0] for match, kind in named if kind == "evaluation"), None)
     found = [match for match, kind in named if kind == "epoch"]
+    if epoch is None and any(_PATTERNS["of_input"].search(match["name"]) for match, _ in named):
+        found = []  # an iteration's
+    if found and epoch and _PATTERNS["evaluated"].match(line, epoch.end()):
+        return None, time_in(found[0])[0]
     if not named:
         rate = _PATTERNS["per_epoch"].search(line)
         bare = rate or (epoch and _PATTERNS["unnamed"].match(line, epoch.end()))
@@ -163,13 +168,13 @@ def _kind(match: re.Match[bytes]) -> str:
 
 
 def _is_since_start(found: list[Report]) -> bool:
-    """Whether times are those of all epochs so far: they grow in proportion to the number."""
-    pairs = [(a, b, (b.time or 0.0) - (a.time or 0.0)) for a, b in pairwise(found)]
-    if len(found) < FEWEST or any(b.number <= a.number or grown <= 0 for a, b, grown in pairs):
+    """Whether times are those of all epochs of a run so far: they grow as the number does."""
+    each = [*filter(None, per_number(found))]
+    ends = [a for a, b in pairwise(found) if b.number <= a.number] + found[-1:]
+    if len(found) < FEWEST or len(each) + len(ends) < len(found):
         return False
-
-    def fits(a: Report, b: Report, grown: float, first: int) -> bool:
-        since = grown / (b.number - a.number) * (b.number + 1 - first)
-        return abs(since - (b.time or 0.0)) < _SLOPE * (b.time or 0.0)
-
-    return any(all(fits(*pair, first) for pair in pairs) for first in (0, 1))
+    usual, times = median(each), [(one.number + 1, one.time or 0.0) for one in ends]
+    return any(
+        all(abs(usual * (number - first) - time) < _SLOPE * time for number, time in times)
+        for first in (0, 1)
+    )

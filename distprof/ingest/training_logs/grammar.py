@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
+from itertools import compress
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -229,6 +230,7 @@ IMPOSSIBLE = 1.5  # Ratio of a printed time to all time since the last report: i
 _TINY = 0.05  # Share of the peak below which batches or waits matter more than kernels
 _FEWEST_TICKS, _FEWEST_TIMED = 2, 3  # Ticks of the clock between two lines, and pairs of them
 _GAP = 50  # Ratio to the usual time from which a time between dates is not that of iterations
+_NEAR = 7  # Neighbours on each side that say what is usual
 _EVEN = 0.03  # Relative difference of a ratio that is a whole number
 TYPED, RUN, AGAIN = "timed phases", "Run number ", "Iteration numbers start again"
 """Beginning of the name of a log that someone typed, and of notes on several runs in a text."""
@@ -381,12 +383,14 @@ def _compared_with_the_clock(
     elif ratios:
         why = ", because the printed ones are longer"
     notes.append(f"Iteration times are the differences between the times of lines{why}.")
-    usual = median(ns for *_, ns in ticks)
-    gaps = [(ns, rows[start].iteration) for start, _, ns in ticks if ns > _GAP * usual]
-    if gaps:  # of a job that was started again
-        pauses = _pauses(rows, ticks, np.full(len(ticks), round(usual)), _GAP)
+    times = _ints(tick[2] for tick in ticks)
+    usual = near(times)
+    is_gap = times > _GAP * usual
+    if is_gap.any():  # of a job that was started again, or stood
+        gaps = [(ns, rows[start].iteration) for start, _, ns in compress(ticks, is_gap)]
+        pauses = _pauses(rows, ticks, usual, _GAP)
         notes += pauses or [NOTES["gaps"].format(len(gaps), max(gaps)[1])]
-        ticks = [tick for tick in ticks if tick[2] <= _GAP * usual]
+        ticks = [*compress(ticks, ~is_gap)]
     timed = [row._replace(duration_ns=None, span=None) for row in rows]
     for start, end, ns in ticks:
         span = (rows[end].iteration or 0) - (rows[start].iteration or 0)
@@ -402,7 +406,10 @@ def _compared_with_the_clock(
 
 
 def _pauses(
-    rows: Sequence[Row], ticks: Sequence[tuple[int, int, int]], usual: Int64Array, ratio: int = 3
+    rows: Sequence[Row],
+    ticks: Sequence[tuple[int, int, int]],
+    usual: Int64Array | Floats,
+    ratio: int = 3,
 ) -> list[str]:
     """A note on time between reports that is far longer than that of their iterations."""
     spans = [(rows[end].iteration or 0) - (rows[start].iteration or 0) for start, end, _ in ticks]
@@ -417,6 +424,14 @@ def _pauses(
         return []
     most, at = max(longer)
     return [NOTES["pauses"].format(format_ratio(share), len(longer), format_duration(most), at)]
+
+
+def near(ns: Int64Array) -> Floats:
+    """The usual time around each report: the median of it and its neighbours."""
+    rows = np.lib.stride_tricks.sliding_window_view(
+        np.pad(ns, _NEAR, mode="reflect"), 2 * _NEAR + 1
+    )
+    return np.asarray(np.median(rows, axis=1))
 
 
 def _means(column: Int64Array, ticks: Sequence[tuple[int, int, int]]) -> Int64Array:

@@ -47,14 +47,11 @@ _PATTERNS = byte_patterns("named_numbers.toml")
 _PHASES = _PATTERNS["phase"].groupindex.keys() - {"in", "exact", "value", "unit"}
 """Groups of the phases of an iteration by the names that people give them."""
 
-_BARE = (b"time", b"elapsed", b"duration")
+_BARE = (b"time", b"elapsed", b"duration", b"elapsed time", b"elapsed_time")
 _STEADY, _FALLING = 1.2, 0.98
 _LONG_S, _MANY = 10.0, 10  # A time from here on, of so many steps, is that of all of them
 _LEAST_WHOLE = 0.95  # Share of its parts; the name of less is not that of the whole.
-_LEAST_LISTED, _MOST_LISTED = (
-    50,
-    102,
-)  # Percent that are listed of an iteration, as far as digits go
+_LEAST_LISTED, _MOST_LISTED = 50, 102  # Percent of an iteration in a list, as far as digits go
 _LEAST_COMPLETE = 0.3  # Share of typed iterations that name all phases
 _MAX_LINE = 2_000
 MAX_KEPT = 50_000
@@ -71,6 +68,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     time: float | None = None
     has_unit: bool = False
     is_bare: bool = False
+    is_of_evaluation: bool = False
     phases: dict[str, float] = {}
     rate: float | None = None
 
@@ -187,7 +185,7 @@ class NamedNumbersGrammar(Grammar):
 
     def finish(self) -> None:
         """Decide on units, and whether these are the reports of a training program."""
-        found = of_the_usual_kind(self._found)
+        found = of_the_usual_kind([r for r in self._found if not r.is_of_evaluation] or self._found)
         if len(found) < 2:
             return
         factor = self._factor(found)
@@ -212,8 +210,8 @@ class NamedNumbersGrammar(Grammar):
         if stamped is None:
             self.notes.append(NOTES["no_unit"])
             return 1.0
-        if _is_ascending(times):
-            times = [b - a for a, b in pairwise(times)]
+        if _is_since_start(found):
+            times = [each for each in per_number(found) if each]
         usual = max(median(times), 1e-12)
         return min((1.0, 1e-3, 1e-6), key=lambda unit: abs(math.log(usual * unit / stamped)))
 
@@ -230,7 +228,9 @@ def candidates(pattern: re.Pattern[bytes], block: bytes) -> Iterator[bytes]:
 
 def number_of_step(line: bytes) -> tuple[int, int] | None:
     """Number of the step that a line in lower case names, and where it begins."""
-    step = _PATTERNS["step"].search(line) or _PATTERNS["place"].search(line)
+    step, place = _PATTERNS["step"].search(line), _PATTERNS["place"].search(line)
+    if step is None or (place and _PATTERNS["of_samples"].search(line, step.start())):
+        step = place
     if step is None or step.lastindex is None:
         return None
     number = int(step[step.lastindex].replace(b",", b""))
@@ -264,6 +264,7 @@ def _read(text: bytes) -> Report | None:
         time=time,
         has_unit=has_unit,
         is_bare=named is not None and per_step is None and named["name"] in _BARE,
+        is_of_evaluation=_PATTERNS["evaluated"].search(line, 0, step[1]) is not None,
         phases=phases,
     )
 
@@ -322,6 +323,15 @@ def of_the_usual_kind(found: list[Report], fewest: int = FEWEST) -> list[Report]
     return mine if rises + min(starts, rises / 2) >= 0.8 * len(pairs) else []
 
 
+def per_number(found: list[Report]) -> list[float | None]:
+    """Time of each step or epoch, from times since the start; None where the number falls."""
+    result: list[float | None] = [None]
+    for before, one in pairwise(found):
+        span, since = one.number - before.number, (one.time or 0.0) - (before.time or 0.0)
+        result.append(since / span if span > 0 and since >= 0 else None)
+    return result
+
+
 def _durations(found: list[Report], factor: float) -> list[float | None]:
     """Seconds per step: as printed, from the time since the start, or from a rate of steps."""
     if _is_left(found):  # The first ones are guesses.
@@ -331,12 +341,7 @@ def _durations(found: list[Report], factor: float) -> list[float | None]:
         mean = passed * factor / steps if steps else None
         return [*[None] * (len(found) - len(late)), *[mean] * len(late)]
     if _is_since_start(found):
-        result: list[float | None] = [None]
-        for before, one in pairwise(found):
-            span = one.number - before.number
-            since = (one.time or 0.0) - (before.time or 0.0)
-            result.append(since * factor / span if span > 0 and since >= 0 else None)
-        return result
+        return [each and each * factor for each in per_number(found)]
     return [
         one.time * factor
         if one.time is not None
@@ -350,13 +355,17 @@ def _durations(found: list[Report], factor: float) -> list[float | None]:
 
 
 def _is_since_start(found: list[Report]) -> bool:
-    """Whether times are those since the start, by their name or in proportion to the number."""
-    known = [one.time for one in found if one.time is not None]
+    """Whether times are those since the start of a run, by their name or as the numbers grow."""
+    times = [one.time for one in found if one.time is not None]
+    if not len(times) == len(found) > FEWEST:
+        return False
     half, end = found[len(found) // 2], found[-1]
     more, longer = end.number / max(half.number, 1), (end.time or 0.0) / (half.time or math.inf)
     is_linear = more > _STEADY**2 and 1 / _STEADY < longer / more < _STEADY
-    are_all = len(known) == len(found) > FEWEST
-    return are_all and (found[0].is_bare or is_linear) and _is_ascending(known)
+    falls = [b.number < a.number for a, b in pairwise(found)]
+    as_numbers = [(b < a) == fall for (a, b), fall in zip(pairwise(times), falls, strict=True)]
+    is_far = max(times) > 2 * max(min(times), 1e-9)
+    return (found[0].is_bare or is_linear) and all(as_numbers) and is_far
 
 
 def _is_left(found: list[Report]) -> bool:
@@ -364,11 +373,6 @@ def _is_left(found: list[Report]) -> bool:
     known = [one.time for one in found if one.time is not None]
     falls = sum(b <= a for a, b in pairwise(known)) >= _FALLING * (len(known) - 1)
     return len(known) == len(found) > _MANY and falls and known[-1] < 0.5 * known[0]
-
-
-def _is_ascending(times: list[float]) -> bool:
-    """Whether times are those since the start: they never fall, and end far above the first."""
-    return all(b >= a for a, b in pairwise(times)) and times[-1] > 2 * max(times[0], 1e-9)
 
 
 def _by_stamps(found: list[Report]) -> float | None:

@@ -16,7 +16,7 @@ from msgspec.structs import asdict, replace
 
 from distprof.escape import shorten
 from distprof.hardware import load_sheet
-from distprof.ingest.files import DAMAGE, Blocks, opened, read_some, refusing, unwrapped
+from distprof.ingest.files import DAMAGE, Blocks, opened, read_some, refusing
 from distprof.ingest.training_logs.counters import CountersGrammar
 from distprof.ingest.training_logs.grammar import (
     AGAIN,
@@ -34,6 +34,7 @@ from distprof.ingest.training_logs.named_numbers import NamedNumbersGrammar, Pha
 from distprof.ingest.training_logs.reports import Reports
 from distprof.ingest.training_logs.tables import ColumnsGrammar, GoldenValues
 from distprof.ingest.training_logs.trainers import BarGrammar, LightningGrammar, compare
+from distprof.ingest.wrapped import unwrapped
 from distprof.run.logs import TrainingLog
 from distprof.schema import ABSENT
 from distprof.units import format_duration
@@ -252,11 +253,13 @@ def _times(logs: Sequence[TrainingLog]) -> tuple[str, list[int]]:
 
 
 def _slowest_start(log: TrainingLog) -> TrainingLog:
-    """The slowest part of a log whose numbers start again, if iteration times of parts differ."""
-    known = np.flatnonzero((log.iteration != ABSENT) & (log.duration_ns != ABSENT))
+    """One part of a log whose numbers start again, if iteration times of parts differ.
+
+    That is the slowest one of few. Of many runs, whose settings differ, too, it is the last one.
+    """
+    known = np.flatnonzero(log.iteration != ABSENT)
     starts = known[1:][np.diff(log.iteration[known]) < 0].tolist()
-    edges = [0, *starts, len(log.iteration)]
-    if not 0 < len(starts) <= _MOST_STARTS or min(np.diff(edges)) < _FEWEST:
+    if not starts or not (log.unit == "epoch" or len(starts) <= _MOST_STARTS):
         return log
     columns = {k: v for k, v in asdict(log).items() if isinstance(v, np.ndarray)}
     parts = [
@@ -265,15 +268,26 @@ def _slowest_start(log: TrainingLog) -> TrainingLog:
             **{name: column[a:b] for name, column in columns.items()},
             timers={name: column[a:b] for name, column in log.timers.items()},
         )
-        for a, b in pairwise(edges)
+        for a, b in pairwise([0, *starts, len(log.iteration)])
     ]
-    what, times = _times(parts)
-    if max(times) < _APART * min(times):
+    timed = [one for one in parts if min(len(one.iteration), 1 + len(one.steady_ns)) >= _FEWEST]
+    what, times = _times(timed)
+    if max(times, default=0) < _APART * min(times, default=0):
         return log
-    each = ", then ".join(map(format_duration, times))
-    note = f"{AGAIN}: each {what} takes {each}, up to {max(times) / min(times):.2f} times as long."
-    slowest = parts[times.index(max(times))]
-    return replace(slowest, notes=(note, *log.notes))
+    each = [format_duration(time) for time in times]
+    if len(timed) == len(parts) <= _MOST_STARTS + 1:
+        ratio = max(times) / min(times)
+        note = (
+            f"{AGAIN}: each {what} takes {', then '.join(each)}, up to {ratio:.2f} times as long."
+        )
+        return replace(timed[times.index(max(times))], notes=(note, *log.notes))
+    if log.unit != "epoch":
+        return log
+    least, most = (format_duration(f(times[:-1])) for f in (min, max))
+    note = NOTES["many_runs"].format(len(parts), log.unit, least, most)
+    of_all = ("Pauses between", "The log does not say what passed")
+    kept = (one for one in log.notes if not one.startswith(of_all))
+    return replace(timed[-1], notes=(note, *kept))
 
 
 def _of_unknown(blocks: Iterable[bytes]) -> Grammar:

@@ -54,7 +54,7 @@ _FAR_LONGER = 10
 """Of bars without labels of a training, one with a name is meant if it ran this much longer."""
 
 
-_OTHER_BARS = {"rich": "• ".encode(), "progress": b"| Total: "}
+_OTHER_BARS = {"rich": "• ".encode(), "progress": b"| Total: ", "endless": b"it ["}
 """Programs that draw bars in another way than tqdm, and a sign of each."""
 
 
@@ -71,7 +71,6 @@ class _Bar(msgspec.Struct):
     is_of_training: bool = False  # Whether its label says so, or it shows a loss.
     is_done: bool = False  # Whether it is seen at its end.
 
-    most_seconds: int = 0
     # As printed: step, whole seconds, seconds per step, and half of its last digit.
     rates: list[tuple[int, int, float, float]] = msgspec.field(default_factory=list)
     rows: list[Row] = msgspec.field(default_factory=list)
@@ -115,7 +114,6 @@ class BarGrammar(Grammar):
                     bars[name, int(total)] = _Bar(*bar.seen[-1] * 3, seen=bar.seen)
                 continue  # what it shows next to the steps is new: the time is that of the next one
             self._follow(bar, int(step), second)
-            bar.most_seconds = max(bar.most_seconds, second)
             bar.seen += [(int(step), second)] * (len(bar.seen) < _MAX_RATES)
             bar.is_of_epochs |= is_of_epochs
             bar.is_done |= step == total
@@ -144,6 +142,9 @@ class BarGrammar(Grammar):
     def finish(self) -> None:
         """Keep the bar that ran longest; of an epoch, the bar of its iterations that did."""
         named, bars = self._bars or ({}, {})
+        for key in [key for key in bars if key[1] == MAX_COUNT]:
+            if not bars[key].is_of_training and _seconds(bars[key]) < _MIN_SECONDS:
+                del bars[key]  # that scans files
         if bars:
             known = [bar for bar in bars.values() if bar.is_of_training] or [*bars.values()]
             longest = max(known, key=lambda bar: (_seconds(bar), bar.last_second))
@@ -170,8 +171,8 @@ class BarGrammar(Grammar):
             evaluations += [
                 b for b in others if 0 <= len(longest.seen) - len(b.seen) < 2 <= len(b.seen)
             ]
-            evaluated = sum(bar.most_seconds for bar in evaluations)
-            share = evaluated / (evaluated + longest.most_seconds or 1)
+            each = [_seconds(bar) + bar.seen[0][1] for bar in (*evaluations, longest)]
+            share = sum(each[:-1]) / (sum(each) or 1)
             if longest not in evaluations and share >= LEAST_EVALUATION:
                 self.notes.append(NOTES["evaluation"].format(format_ratio(share)))
             passed, span = _seconds(longest), longest.last_step - longest.first_step
@@ -205,8 +206,9 @@ def _as_bars(block: bytes) -> bytes:
         block = _PATTERNS["glued"].sub(rb"\n\1\2", block)
     for name, sign in _OTHER_BARS.items():
         if sign in block:
-            unit = rb"\g<unit>" if name == "rich" else b"s/it"
-            bar = rb"\g<label>: 0%|| \g<step>/\g<all> [\g<passed><0:00, \g<rate>" + unit + b"] "
+            unit = b"s/it" if name == "progress" else rb"\g<unit>"
+            total = b"?" if name == "endless" else rb"\g<all>"
+            bar = rb"\g<label>: 0%%|| \g<step>/%b [\g<passed><0:00, \g<rate>%b] " % (total, unit)
             block = _PATTERNS[name].sub(bar, block)
     return block
 
@@ -216,6 +218,7 @@ def _label(before: bytes) -> tuple[bytes, bool, bool, bool]:
     """The name of a bar, or none; whether it is that of a training, of iterations, of epochs."""
     label = before.strip()
     is_of_training = bool(_PATTERNS["of_training"].search(before.rstrip()))
+    is_of_training &= not _PATTERNS["of_evaluation"].search(label)
     is_plain = is_of_training or label == b":" or not label.endswith(b":")
     is_plain |= bool(_PATTERNS["metric"].search(label))
     is_of_epochs = bool(_PATTERNS["of_epochs"].search(label))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from distprof.artefacts.record import Record
-from distprof.run.run import Gap
+from distprof.artefacts.record import Gap, Record
 from distprof.sections.base import Result
 
 FILTERED = "filtered"

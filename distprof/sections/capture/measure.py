@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from distprof.run.run import ClockAlignment, Gap, Run
+from distprof.artefacts.record import Gap
+from distprof.run.run import ClockAlignment, Run
 from distprof.schema import ABSENT
 from distprof.sections.capture import FILTERED, CaptureResult, NodeClock
 from distprof.terms import MESSAGES

@@ -116,7 +116,7 @@ def clocks_table(report: Report, *, show_all: bool) -> TableView | None:
 
 def not_checked_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: ARG001
     """Rules that lacked their evidence; rules with the same reason share a line."""
-    by_reason = grouped((item.why, f"{item.code} {item.name}") for item in report.not_checked)
+    by_reason = grouped([(item.why, f"{item.code} {item.name}") for item in report.not_checked])
     return rows_table(
         "Not checked",
         (
@@ -253,7 +253,7 @@ def _coverage(report: Report) -> list[tuple[str, str]]:
         violations = f"{capture.num_causality_violations:,} of {capture.num_causality_checked:,}"
     step_time = report.step_time
     no_traces = step_time.source == StepSource.OPERATIONS
-    by_reason = grouped((reason, step) for step, reason in capture.dropped_steps.items())
+    by_reason = grouped([(reason, step) for step, reason in capture.dropped_steps.items()])
     texts = [f"{short_ranks(steps)} ({reason})" for reason, steps in by_reason.items()]
     unexplained = set(capture.transient_steps) - set(capture.dropped_steps)
     if unexplained:

@@ -105,7 +105,7 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     known = {"timeout", *(e.yields for e in output.events)}
     named = [e for e in said_in(titled) if e not in output.events and not e.again]
     named = [e for e in named if e.yields not in known]
-    if found.positions and named:
+    if found.positions and named and not _of(output, "exception", "error"):
         found = _amid(
             found, words().says("title of another", said=named[0].text.lstrip("# ")[:_MAX_SAID])
         )
@@ -114,6 +114,9 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     found = _amid(found, began) if began else found
     if shown := _shown_before(found, whole):
         found = _amid(found, f"Just before, the output shows “{shown}”.")
+    ports = [e for e in _of(output, "network") if ": port error" in e.text]
+    if ports and found.positions:
+        found = _amid(found, words().says("ports", text=ports[0].text))
     if longer := took_longer(output, found):
         found = _amid(found, longer, *words().steps["long work"])
     found = _once_finished(found, whole, _why_mixed(output) if cause is _mixed else "")
@@ -548,12 +551,14 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     following += _after_a_timeout(output)
     foreign = {_key(e) for e in tracebacks if not is_own(e) or e in following}
     is_survived = _survived(output)
+    refused = {e.file: e for e in _of(output, "usage") if e.name == "arguments"}  # the last one
     traps = ("device",) if any(e.name == "deepep-barrier" for e in output.events) else ()
     events = [
         e
         for e in _of(output, *words().kinds["precedence"])
         if not (is_survived(e) or e.yields in traps or e in following)
         and not (e.yields == "port" and _is_avoided(e, output))
+        and not (e.name == "arguments" and e.rank is None and e is not refused[e.file])
         and (e.yields not in _SURVIVABLE or is_own(e))
         and not (e.yields == "error" and _key(e) in foreign)  # the last line of one
     ]
@@ -664,7 +669,8 @@ def _survived(output: JobOutput) -> Callable[[OutputEvent], bool]:
         if event.yields == "error" and is_alone and len(lines) >= _MAX_TOLD:
             return max(lines) - min(lines) > _NEAR_LINES
         is_short = is_alone or event.yields in ("build", "error")
-        after = output.lines_of.get(event.file, 0) - event.line
+        line = event.again if event.name == "arguments" else 0
+        after = output.lines_of.get(event.file, 0) - max(event.line, line)
         if after <= (_NEAR_LINES if is_short else _SURVIVED_LINES):
             return False
         kinds = {kind: line for (file, kind), line in last.items() if file == event.file}
@@ -867,7 +873,9 @@ def _exits(output: JobOutput) -> list[OutputEvent]:
     later = (e for e in _of(output, "exit") if e.fields.get("time", first) > first)
     swept = {e.fields.get("pid") for e in later if _signal(e) in ended} - {None}
     found = (e for e in _of(output, *order) if e.line <= whole.get(e.file, e.line))
+    agents = _of(output, "local_exit") or [e for e in output.events if e.name == "elastic-failure"]
     found = (e for e in found if e.fields.get("pid") not in swept)
+    found = (e for e in found if not agents or e.name != "srun-exit" or _signal(e))
     exits = [e for e in found if _signal(e) not in ended or e.line < ends.get(e.file, e.line + 1)]
     if all(e.at_s is not None for e in exits):
         exits.sort(key=lambda e: e.at_s or 0.0)
@@ -898,10 +906,15 @@ def _killed(output: JobOutput) -> EndingResult | None:
 
 def _left(output: JobOutput) -> EndingResult | None:
     """A process that exited by itself before the first time-out: the others waited for it."""
-    first = {e.file: e.line for e in reversed(_of(output, *OF_WATCHDOGS))}
-    exits = (e for e in _exits(output) if not _signal(e) and e.number("code"))
-    event = next((e for e in exits if e.line < first.get(e.file, 0)), None)
+    first = {e.file: e for e in reversed(_of(output, *OF_WATCHDOGS))}
+    exits = [e for e in _exits(output) if not _signal(e) and e.number("code") and e.file in first]
+    ages = ((first[e.file].at_s or 0) - (e.at_s or first[e.file].at_s or 0) for e in exits)
+    both = zip(exits, ages, strict=True)
+    event = next((e for e, age in both if e.line < first[e.file].line or age > _APART_S), None)
     return None if event is None else _ended(event, output)
+
+
+_APART_S = 2.0  # launchers tell whole seconds
 
 
 def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
@@ -1204,9 +1217,7 @@ def _peer(output: JobOutput) -> EndingResult | None:
     dogs = {e.file: e.line for e in reversed(_of(output, "timeout"))}  # they end their process
     if not events or all(e.yields == "peer" and e.line > dogs.get(e.file, e.line) for e in events):
         return None
-    event = events[0]
-    if event.fields.get("code") == "5":  # it only follows another completion
-        event = next((e for e in events if e.fields.get("code", "5") != "5"), event)
+    event = min(events, key=lambda e: e.fields.get("code") == "5")  # which only follows another
     if event.yields != "network":  # NCCL names the reason after the error
         whole = (event, replace(event, rank=None))
         networks = (e for e in events if e.yields == "network")
@@ -1214,9 +1225,7 @@ def _peer(output: JobOutput) -> EndingResult | None:
         event = next(close, event)
     if event.yields != "network":
         same = [e for e in events if e.yields == event.yields]
-        named = (
-            e for e in same if {"last", "store", "peer"} & e.fields.keys() or e.name == "nccl-cuda"
-        )
+        named = (e for e in same if _NAMING & e.fields.keys() or e.name == "nccl-cuda")
         event = next(named, event)
     own = [e for e in events if e.name == event.name] if event.yields == "nccl" else events
     victims = tuple(sorted({e.rank for e in own if e.rank is not None}))
@@ -1236,6 +1245,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
     elif "store" in event.fields:
         where = event.fields["store"]
         line = f"{who} lost the store at {where}. Most often rank 0 or its launcher ended."
+    elif event.yields == "peer" and writer and peer.startswith(writer[1].partition(".")[0]):
+        line = words().says("own proxy", who=who, whom=whom)
     elif event.yields == "peer":
         line = f"{who} lost the connection to another rank{whom}. Most often that rank ended first."
     elif event.yields == "network":
@@ -1257,12 +1268,11 @@ def _peer(output: JobOutput) -> EndingResult | None:
     warning = _warning_near(event, output, sys.maxsize)
     if suspects:
         tail = f" {capitalized(name_ranks(suspects))} reported nothing."
-    elif event.yields == "peer" and "store" not in event.fields:
+    elif event.yields == "peer" and "another rank" in line:
         tail = " The output does not show which rank."
     elif event.yields == "nccl" and "last" not in event.fields and warning is not None:
         also = "" if what in _warned(warning) else f" ({what})"
-        if warning.rank not in (None, event.rank):
-            who = _subject(warning)
+        who = who if warning.rank in (None, event.rank) else _subject(warning)
         line = f"{who} failed in NCCL{where}: {_warned(warning)}{also}."
         steps = steps[1:]
     advice = advice_on(event.yields, f"{line}{tail} {event.text}")
@@ -1279,6 +1289,7 @@ def _peer(output: JobOutput) -> EndingResult | None:
     return replace(_made(event.yields, line + tail, event, *steps, ranks=()), suspects=suspects)
 
 
+_NAMING = {"last", "store", "peer", "end"}  # fields of a lost connection that say more
 _UNNAMED = ", and its lines do not name that rank"
 
 
@@ -1505,6 +1516,14 @@ def _waiting(output: JobOutput) -> EndingResult | None:
         text = words().waited[events[-1].name].format_map(events[-1].fields)
         return _stuck("frozen", text, events[-1], *words().steps["engine"])
     return _store(replace(output, events=tuple(replace(e, yields="store") for e in events)))
+
+
+def _waits(output: JobOutput) -> EndingResult | None:
+    """What the last lines of a program say that it waits for."""
+    last = max(_of(output, "wait"), key=lambda e: max(e.line, e.again))
+    text = f"the text ends while a process waits for {last.fields['what']}"
+    is_last = _is_at_end(replace(last, line=max(last.line, last.again)), output, _LAST_LINES)
+    return _undecided("complaint", text, "complaint") if is_last else None
 
 
 def _twice(output: JobOutput) -> EndingResult | None:
@@ -1917,6 +1936,7 @@ _CAUSES: dict[Callable[[JobOutput], EndingResult | None], tuple[str, ...]] = {
     lambda output: _undecided(  # a text that only says itself that the job ended
         "complaint", words().says("silence", last=last_printed(output)), "silence"
     ): ("silence",),
+    _waits: ("wait",),
     _hinted: (),
     lambda _: _undecided("aside", words().alone["aside"], "aside"): ("aside",),
 }

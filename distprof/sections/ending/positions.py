@@ -137,9 +137,11 @@ def diagnose_positions(output: JobOutput) -> EndingResult | None:
     first = min(found, key=lambda one: order.index(one.cause))
     if first.cause == "behind" and (root := _root(first, dict(zip(waiting, found, strict=True)))):
         return root
-    is_named = "" not in waiting or _OTHER in waiting
-    if first.cause not in ("mismatch", "behind") and len(found) > 1 and is_named:
-        return min(_in_groups(waiting, output), first, key=lambda one: order.index(one.cause))
+    if first.cause not in ("mismatch", "behind") and len(found) > 1:
+        if _OTHER in waiting:  # the numbers of ranks may be those of members, too
+            return _in_groups(waiting, output)
+        if "" not in waiting:
+            return min(_in_groups(waiting, output), first, key=lambda p: order.index(p.cause))
     return first
 
 
@@ -151,12 +153,9 @@ def _root(late: EndingResult, found: Mapping[str, EndingResult]) -> EndingResult
             continue
         if other.cause == "behind" and set(other.ranks) <= {p.rank for p in late.positions if p.op}:
             texts = (one.verdict.removeprefix("Stuck: ").rstrip(".") for one in (late, other))
-            return _stuck(
-                "mismatch",
-                words().says("circle", what=capitalized(". ".join(texts))),
-                (*late.positions, *other.positions),
-                next_steps=words().steps["opposite orders"],
-            )
+            text = words().says("circle", what=capitalized(". ".join(texts)))
+            both, steps = (*late.positions, *other.positions), words().steps["opposite orders"]
+            return _stuck("mismatch", text, both, next_steps=steps)
         if other.cause != "behind" and len({p.rank for p in other.positions}) > len(held):
             who = name_ranks(sorted(held))
             return replace(other, why=(*other.why, f"In another group, others wait for {who}."))
@@ -169,6 +168,7 @@ def _in_groups(waiting: Mapping[str, Sequence[EndingPosition]], output: JobOutpu
     what, positions = "; ".join(texts[:4]), [one for some in waiting.values() for one in some]
     held = {one.rank for one in positions if _waits(one)}
     free = sorted({*output.ranks} - held) if all(one.is_global for one in positions) else []
+    free = [rank for rank in free if "Watchdog caught" not in output.last_lines.get(rank, "")]
     if 0 < len(free) <= len(held):
         who, what = name_ranks(free), capitalized(what)
         text = words().says("in no group", who=who, waits=verb(free, "wait"), what=what)
@@ -423,15 +423,11 @@ def _behind(
     sizes = {one.size for one in (*waits, ahead)} if waits else set()
     differs = len(sizes) > 1 or bool(waits and waits[0].op != ahead.op)
     path = ", of different operations or sizes: one of them took another path" if differs else ""
-    return _stuck(
-        "behind",
-        f"{_who(late, name)} {stands}. {'They are' if len(late) > 1 else 'It is'} "
-        f"{counted(gap, 'collective')} behind {_who(others, name)}, which "
-        f"{verb(others, 'wait')} in {_operation(ahead, name)}.",
-        positions,
-        ranks=tuple(one.rank for one in late if one.is_global),
-        why=(f"The ranks ran different numbers of collectives{path}.",),
-    )
+    whose = f"{_who(others, name)}, which {verb(others, 'wait')} in {_operation(ahead, name)}"
+    are, ranks = "They are" if len(late) > 1 else "It is", [p.rank for p in late if p.is_global]
+    text = f"{_who(late, name)} {stands}. {are} {counted(gap, 'collective')} behind {whose}."
+    why = (f"The ranks ran different numbers of collectives{path}.",)
+    return _stuck("behind", text, positions, ranks=tuple(ranks), why=why)
 
 
 def _mismatch(waiting: Sequence[EndingPosition]) -> str | None:
@@ -460,12 +456,8 @@ def _unequal(name: str, what: str, waiting: Sequence[EndingPosition]) -> EndingR
         return _stuck("unfinished", words().says("operations", what=told), waiting)
     number = "" if waiting[0].seq is None else f" as collective number {waiting[0].seq:,}"
     differ = "different operations" if what == "op" else "different sizes"
-    return _stuck(
-        "mismatch",
-        f"ranks launched {differ}{number}{_of(name)}: {told}.",
-        waiting,
-        ranks=tuple(one.rank for one in odd if one.is_global),
-    )
+    text = f"ranks launched {differ}{number}{_of(name)}: {told}."
+    return _stuck("mismatch", text, waiting, ranks=tuple(p.rank for p in odd if p.is_global))
 
 
 def _silent(positions: Sequence[EndingPosition], output: JobOutput) -> tuple[int, ...]:
@@ -545,11 +537,9 @@ def _frozen(
         why = words().says("idle, told", who=name_ranks(told))
     if any("local" in event.fields for event in output.events):
         why = words().said["idle, local"]
-    return _stuck(
-        "idle",
-        f"{_who(idle, idle[0].group)} had no collective in flight when a watchdog fired: {why}.",
-        positions,
-    )
+    who = _who(idle, idle[0].group)
+    text = f"{who} had no collective in flight when a watchdog fired: {why}."
+    return _stuck("idle", text, positions)
 
 
 def _told(positions: Sequence[EndingPosition], told: set[int]) -> EndingResult | None:

@@ -87,23 +87,20 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
         said = f"Stuck: {'; '.join(parts)}{of_worker}."
         if not held:
             told = "No stack shows a rank that the others wait for."
+            if count > 1 and len(stacks) == 1 and waiting and waiting[0].activity == "collective":
+                told = words().says("perhaps all processes", count=f"{count:,}")
             if said_op:
                 parts = [f"a process is said to wait in {said_op}"]
                 told = f"Then it waits for ranks that did not come to {_call(stacks[-1])}."
             elif stacks[-1].activity in words().kinds["holding"]:
                 told = "If other ranks wait in a collective, they wait for that."
             said = f"{'Stuck' if says else 'Not decided'}: {'; '.join(parts)}. {told}"
-        return EndingResult(
-            state=STUCK if held or says or (waiting and count > 1) else "",
-            cause="stacks",
-            verdict=said,
-            alternatives=words().steps["one snapshot"] if held else (),
-            next_steps=(
-                *advice_on("complaint", says),
-                *(words().steps["paths"] if said_op else _steps(busy or held or stacks[-3:])),
-                *words().steps["all stacks"],
-            ),
-        )
+        steps = words().steps["paths"] if said_op else _steps(busy or held or stacks[-3:])
+        state = STUCK if held or says or (waiting and count > 1) else ""
+        found = EndingResult(state=state, cause="stacks", verdict=said)
+        steps = (*advice_on("complaint", says), *steps, *words().steps["all stacks"])
+        once = words().steps["one snapshot"] if held else ()
+        return replace(found, alternatives=once, next_steps=steps)
     ranks = tuple(sorted(rank for one in elsewhere for rank in one.ranks))
     common = {_function(call) for one in waiting for call in one.calls}
     parts = [

@@ -7,7 +7,8 @@ import re
 from distprof.intervals import Intervals, covered, covered_ns, subtract, union
 from distprof.run.tables import RankTables, intervals_of
 from distprof.schema import Table
-from distprof.sections.context import RankInput, Timeline
+from distprof.sections.context import Timeline
+from distprof.sections.settings import RankInput
 
 OWN_LOADS = re.compile(r"^enumerate\(DataLoader\)#_SingleProcessDataLoaderIter\.__next__$")
 """Ranges in which the training thread creates the batch itself; source: torch's dataloader.py."""

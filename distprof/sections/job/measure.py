@@ -113,7 +113,7 @@ def _median_overhead(found: Sequence[tuple[int, Overhead]]) -> ProbeOverhead:
 
 def _probe_notes(entries: Iterable[RankEntry]) -> tuple[str, ...]:
     """Notes combined over ranks, up to a limit."""
-    found = grouped((note[:_MAX_TEXT], entry.rank) for entry in entries for note in entry.notes)
+    found = grouped([(note[:_MAX_TEXT], entry.rank) for entry in entries for note in entry.notes])
     return tuple(f"{name_ranks(ranks)}: {note}" for note, ranks in list(found.items())[:_MAX_NOTES])
 
 

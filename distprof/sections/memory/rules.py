@@ -404,7 +404,7 @@ def uneven_memory(
     efficiency: EfficiencyResult, memory: MemoryResult, limits: Limits
 ) -> Iterator[Draft]:
     """One rank's GPU memory is much fuller than that of ranks that do the same work."""
-    stages = grouped((rank.stage, rank) for rank in sized_memory(efficiency, memory))
+    stages = grouped([(rank.stage, rank) for rank in sized_memory(efficiency, memory)])
     for ranks in stages.values():
         yield from _judge(ranks, limits)
 

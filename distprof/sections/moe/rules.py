@@ -73,7 +73,7 @@ def overloaded_expert(
         for layer in moe.layers
         if _load(layer) >= limits["load_ratio"] and is_beyond_chance(layer)
     ]
-    by_expert = grouped((layer.busiest_expert, layer) for layer in overloaded)
+    by_expert = grouped([(layer.busiest_expert, layer) for layer in overloaded])
     named = {e: busy for e, busy in by_expert.items() if 2 * len(busy) >= len(moe.layers)}
     if len(by_expert) <= _MOST_NAMED:
         named = by_expert

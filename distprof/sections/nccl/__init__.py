@@ -172,10 +172,9 @@ def why_not_fast(result: NcclResult) -> str:
     """The log's reason why NCCL uses sockets; empty if it gives none."""
     said = [warning.text for warning in result.warnings]
     said += [f"{setting.name}={setting.value}" for setting in (*result.settings, *result.remarks)]
-    for pattern, reason in SAYS["slow"].items():
-        for found in filter(None, (re.search(pattern, text) for text in said)):
-            return str(reason).format(*found.groups())
-    return ""
+    said += [f"no IB by {text}" for text in said if "IB" in result.missing_networks]
+    rows = ((re.search(row, text), why) for row, why in SAYS["slow"].items() for text in said)
+    return next((str(why).format(*found.groups()) for found, why in rows if found), "")
 
 
 def over_cards(result: NcclResult) -> str:

@@ -50,7 +50,9 @@ def rank_axes(
 
 def analyze_overlap(analyses: RankAnalyses) -> OverlapResult:
     """All ranks, and each axis summed over the ranks that communicate along it."""
-    by_axis = grouped((axis.axis, axis) for analysis in analyses.values() for axis in analysis.axes)
+    by_axis = grouped(
+        [(axis.axis, axis) for analysis in analyses.values() for axis in analysis.axes]
+    )
     return OverlapResult(
         ranks=tuple(analysis.overlap for analysis in analyses.values()),
         axes=tuple(_add_up(by_axis[name]) for name in sorted(by_axis)),

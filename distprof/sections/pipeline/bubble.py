@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.costs.known_schedules import SCHEDULES
-from distprof.costs.pipeline import Orders, orders_from, replay
+from distprof.costs.pipeline import Orders, as_ns, orders_from, replay
 from distprof.costs.prediction import Candidate, Prediction, StageWork, predict
 from distprof.run.tables import numbers_in, runs_of
 from distprof.schema import ABSENT, Floats, Int64Array
@@ -191,9 +191,9 @@ def predictions_of(
     inputs = _per_stage(observed, SlotKind.BACKWARD_INPUT) / batches
     weights = _per_stage(observed, SlotKind.BACKWARD_WEIGHT) / batches
     work = StageWork(
-        forward_ns=_ns(_per_stage(observed, SlotKind.FORWARD) / batches),
-        backward_input_ns=_ns(inputs + whole / 2),
-        backward_weight_ns=_ns(weights + whole / 2),
+        forward_ns=as_ns(_per_stage(observed, SlotKind.FORWARD) / batches),
+        backward_input_ns=as_ns(inputs + whole / 2),
+        backward_weight_ns=as_ns(weights + whole / 2),
         num_micro_batches=batches,
     )
     rows = [
@@ -276,10 +276,6 @@ def typical_message(observed: ObservedPipeline, orders: Orders) -> int:
     lag = message_lag(observed, orders)
     waited = lag[lag > 0]
     return int(np.median(waited)) if waited.size else 0
-
-
-def _ns(values: Floats) -> Int64Array:
-    return np.rint(values).astype(np.int64)
 
 
 def _per_stage(observed: ObservedPipeline, kind: SlotKind) -> Floats:

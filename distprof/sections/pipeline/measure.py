@@ -54,7 +54,7 @@ def pipelines_of(run: Run, analyses: Mapping[int, RankAnalysis]) -> tuple[Pipeli
 
 def _from_stages(with_slots: Mapping[int, RankAnalysis]) -> tuple[tuple[int, ...], ...]:
     """The i-th ranks of all positions form the i-th pipeline; some positions have fewer ranks."""
-    positions = grouped((_stages(analysis), rank) for rank, analysis in with_slots.items())
+    positions = grouped([(_stages(analysis), rank) for rank, analysis in with_slots.items()])
     if (UNKNOWN_STAGE,) in positions:
         return (tuple(with_slots),)
     ordered = [positions[key] for key in sorted(positions)]
@@ -223,7 +223,7 @@ def _with_positions(
 
 
 def _positions(members: Sequence[_Member]) -> tuple[PipelinePosition, ...]:
-    by_stages = grouped((member.stages, member) for member in members)
+    by_stages = grouped([(member.stages, member) for member in members])
     order = sorted(by_stages)
     work = np.stack([np.min([m.work_ns for m in by_stages[key]], axis=0) for key in order])
     excess = over_peers(work)

@@ -226,7 +226,7 @@ def pipeline_picture(report: Report, *, show_all: bool) -> TableView | None:
 
 
 def _lines(group: PipelineGroup, *, show_all: bool) -> dict[int, list[PictureRow]]:
-    rows = grouped((row.rank, row) for row in group.picture)
+    rows = grouped([(row.rank, row) for row in group.picture])
     ranks = list(rows)
     if show_all or len(ranks) <= MAX_LINES:
         return rows

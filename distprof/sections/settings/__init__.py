@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from distprof.artefacts.record import Record
 from distprof.artefacts.run_file import DdpSettings, FsdpSettings, OptimizerSettings
 from distprof.sections.base import Result
-from distprof.sections.context import RankInput
 
 
 class LoaderSetup(Record, frozen=True, kw_only=True):
@@ -87,6 +88,17 @@ class HostSetup(Record, frozen=True, kw_only=True):
     # Ranks that share a set of CPUs among at least as many ranks as it has CPUs. They compete for
     # CPUs even if nothing else runs.
     without_spare: tuple[int, ...] = ()
+
+
+class RankInput(msgspec.Struct, frozen=True, kw_only=True):
+    """How one rank is fed, inside its analysed windows."""
+
+    num_own_loads: int = 0  # Batches that the training thread loaded itself.
+    num_worker_loads: int = 0  # Batches that it took from data loader workers.
+    num_pageable: int = 0  # Copies from pageable CPU memory to the GPU.
+    pageable_ns: int = 0  # Time in them.
+    # The part of it that overlaps with neither computation nor communication.
+    exposed_pageable_ns: int = 0
 
 
 class RankFeed(RankInput, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -16,7 +16,7 @@ import msgspec
 from distprof.artefacts.record import made_from
 from distprof.artefacts.run_file import LoaderSettings, RunFile, SettingsFile
 from distprof.run.records import RankRecords
-from distprof.sections.context import ProbeRecords, RankAnalyses, RankAnalysis, RankInput
+from distprof.sections.context import ProbeRecords, RankAnalyses, RankAnalysis
 from distprof.sections.settings import (
     ConfinedRank,
     DdpSetup,
@@ -25,6 +25,7 @@ from distprof.sections.settings import (
     LoaderSetup,
     OptimizerSetup,
     RankFeed,
+    RankInput,
     SettingsResult,
 )
 

@@ -372,7 +372,7 @@ def _blamed(run: Run, slow: Sequence[_Slow]) -> list[tuple[int, ...]]:
     usual = {ranks_of(place) for one in slow for place in one.others}
     nodes = [frozenset(ranks) for ranks in run.topology.nodes.values()]
     whole = [node for node in nodes if not any(_leaves(ranks, node) for ranks in usual)]
-    by_class = grouped((one.others, ranks_of(one.place)) for one in slow)
+    by_class = grouped([(one.others, ranks_of(one.place)) for one in slow])
     shared = {others: frozenset.intersection(*held) for others, held in by_class.items()}
     known = [ranks for ranks in shared.values() if ranks]
     of_all = frozenset.intersection(*known) if known else frozenset()

@@ -381,7 +381,7 @@ def exposed_copies(
     ranks: Iterable[Iterable[RankCopies]], num_samples: int
 ) -> tuple[ExposedCopies, ...]:
     """Copies by kind, as means over ranks and steps."""
-    by_kind = grouped(((one.direction, one.host_memory), one) for rank in ranks for one in rank)
+    by_kind = grouped([((one.direction, one.host_memory), one) for rank in ranks for one in rank])
     samples = max(num_samples, 1)
     rows = [
         ExposedCopies(

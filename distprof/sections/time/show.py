@@ -212,7 +212,7 @@ def long_steps(report: Report) -> str:
     usual, mean = report.step_time.median_ns, mean_span_ns(report)
     if not usual or not mean or mean < RAISED * usual:
         return ""
-    spans = grouped((row.step, row.span_ns) for row in report.breakdown.steps)
+    spans = grouped([(row.step, row.span_ns) for row in report.breakdown.steps])
     long = {step: ns for step, of in spans.items() if (ns := median(of)) >= LONG * usual}
     if not long:
         return ""

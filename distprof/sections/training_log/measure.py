@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from distprof.artefacts.record import shared_fields
 from distprof.costs.pipeline import bubble_fraction
-from distprof.ingest.training_logs.grammar import NOTES
+from distprof.ingest.training_logs.grammar import NOTES, near
 from distprof.run.logs import TrainingLog
 from distprof.run.run import Run
 from distprof.schema import ABSENT, Floats, Int64Array
@@ -48,7 +48,7 @@ MIN_KENDALL, GROWN_RATIO = 0.7, 1.3
 least ratio of the last third to the first, of a growth."""
 
 _MOST_OF_GROWTH = 0.7  # A rise from one report to the next above this share is a step.
-_FAR, _ROUNDER = 3, 5  # Ratio to the usual time, and of round numbers to those of all reports.
+_FAR, _ROUNDER = 3, 5  # Ratio to the time of neighbours, and of round numbers to those of reports.
 
 _TOKENS = ("tokens_per_s", "tokens_per_s_per_device")
 _RATES = ("samples_per_s", "printed_samples_per_s", *_TOKENS, "tflops")
@@ -106,12 +106,12 @@ def _times(log: TrainingLog) -> dict[str, Any]:
     spread = float(np.sqrt(np.average((ns - mean) ** 2, weights=weight)))
     p95, p99 = np.percentile(ns, [95, 99])
     longest = _printed(log.iteration[steady], ns.argmax())
+    slow = _slow(log.iteration[steady], ns, weight)
+    slow = {"slow_excess_ns": log.unprinted_ns} if log.unprinted_ns else slow
     first = np.flatnonzero(log.duration_ns != ABSENT)[0]
     counts = steady.copy()
     counts[first] |= log.duration_ns[first] < SLOWER_RATIO * ns.min()  # that is no warm-up
-    longer = _slow_span(log.iteration[counts], log.duration_ns[counts], log.span[counts])
-    slow = _slow(log.iteration[steady], ns, weight, longer)
-    slow = {"slow_excess_ns": log.unprinted_ns} if log.unprinted_ns else slow
+    spans = _weights(log.iteration[counts], log.duration_ns[counts], log.span[counts])
     return {
         "num_steady": len(ns),
         "iterations_per_report": int(np.median(weight)),
@@ -124,7 +124,7 @@ def _times(log: TrainingLog) -> dict[str, Any]:
         "cv": spread / mean if mean > 0 else None,
         "steady_ns": tuple(ns[-MAX_KEPT:].tolist()),
         "first_ns": int(log.duration_ns[first]),
-        "slow_span": longer,
+        "slow_span": _slow_span(log.iteration[counts], log.duration_ns[counts], spans),
         **slow,
     }
 
@@ -136,7 +136,7 @@ def _weights(number: Int64Array, ns: Int64Array, span: Int64Array) -> Floats:
     the others for all between: an evaluation or a checkpoint comes when a report does.
     """
     every = int(np.median(np.diff(number))) if len(number) > 1 else 1
-    is_far = (ns > _FAR * np.median(ns)) & (span == 1) & (number != ABSENT)
+    is_far = (ns > _FAR * near(ns)) & (span == 1) & (number != ABSENT)
     is_round = every > 1 and (number[is_far] % (_ROUNDER * every) == 0).all()
     return np.where(is_far & is_round, 1 / max(every, 1), span)
 
@@ -144,9 +144,7 @@ def _weights(number: Int64Array, ns: Int64Array, span: Int64Array) -> Floats:
 # Slow iterations ----------------------------------------------------------------------------------
 
 
-def _slow(
-    number: Int64Array, ns: Int64Array, weight: Floats, longer: SlowPeriod | None
-) -> dict[str, Any]:
+def _slow(number: Int64Array, ns: Int64Array, weight: Floats) -> dict[str, Any]:
     """Slow iterations; empty if reports have no numbers or are means, which hide slow ones."""
     is_mean = np.median(weight) > 1 or (number == ABSENT).all()
     if is_mean or len(ns) < 2 * MIN_RECURRING:
@@ -156,10 +154,7 @@ def _slow(
     num_blocks = max(count // NEIGHBOURS, 1)
     edges = np.linspace(0, count, num_blocks + 1).astype(np.int64)
     usual = np.repeat([float(np.median(ns[a:b])) for a, b in pairwise(edges)], np.diff(edges))
-    if longer is not None and longer.first_iteration is not None:
-        last = longer.last_iteration or number.max()
-        is_inside = (number >= longer.first_iteration) & (number <= last)
-        usual = np.where(is_inside, np.maximum(usual, longer.duration_ns), usual)
+    usual = np.maximum(usual, near(ns))  # of those that are slow in a row
     more = np.pad(ns - usual, 1)
     left = np.abs(more[1:] + more[:-1])  # of each two in a row
     is_even = np.minimum(left[:-1], left[1:]) < UNEVEN * more[1:-1]
@@ -203,7 +198,7 @@ def _period(number: Int64Array, is_slow: NDArray[np.bool_]) -> int | None:
 # Slower from some iteration on --------------------------------------------------------------------
 
 
-def _slow_span(number: Int64Array, ns: Int64Array, span: Int64Array) -> SlowPeriod | None:
+def _slow_span(number: Int64Array, ns: Int64Array, span: Floats) -> SlowPeriod | None:
     """The reports in a row that lose most time by being slower than the others."""
     size = max(BLOCK, -(-len(ns) // MOST_BLOCKS))
     if len(ns) < 2 * FEWEST_BLOCKS * BLOCK:
@@ -238,7 +233,7 @@ def _slow_span(number: Int64Array, ns: Int64Array, span: Int64Array) -> SlowPeri
 def _slow_period(
     number: Int64Array,
     ns: Int64Array,
-    span: Int64Array,
+    span: Floats,
     inside: NDArray[np.bool_],
     others: Int64Array,
     *,
@@ -268,11 +263,11 @@ def _slow_rate(log: TrainingLog) -> SlowPeriod | None:
             if len(rates) == len(log.iteration) and (np.diff(log.iteration[known]) > 0).all():
                 number = log.iteration[known]
             ns = np.round(1e9 / rates[known]).astype(np.int64)
-            return _slow_span(number, ns, np.ones(len(ns), np.int64))
+            return _slow_span(number, ns, np.ones(len(ns)))
     return None
 
 
-def _among_few(number: Int64Array, ns: Int64Array, span: Int64Array) -> SlowPeriod | None:
+def _among_few(number: Int64Array, ns: Int64Array, span: Floats) -> SlowPeriod | None:
     """The last or first of few reports, if a wide gap parts them from the others, or growth."""
     third, at, early = len(ns) // 3, _gap(ns), _gap(ns[::-1], FEWEST_FEW)
     is_early = 0 < early < len(ns) and not at and span[-early] <= 2 * np.median(span)

@@ -49,7 +49,7 @@ _FIRST = (
     "The loss is NaN or infinite",
     "Pauses between reports take",
 )
-_TOLD = (_SHORT, "The log does not say", "The log names no unit", "So little use")
+_TOLD = (_SHORT, "The log does not say", "The log holds", "The log names no unit", "So little use")
 """Beginnings of notes on which every time depends, or, at the end, that ask for a larger batch."""
 
 _TABLE = table_beside(__package__, "phases.toml")

@@ -279,7 +279,7 @@ def _balanced_stages(graph: TraceGraph, sections: Sections) -> Int64Array | None
     """Own time with equal work of all stages; None without several stages."""
     # Stages are those of the marks: a rank of an interleaved schedule holds several. Without marks,
     # all computation of a rank belongs to the stages that it holds.
-    held = grouped((sections.stages[rank], position) for position, rank in enumerate(graph.ranks))
+    held = grouped([(sections.stages[rank], position) for position, rank in enumerate(graph.ranks)])
     if len(held) < 2 or () in held:
         return None
     work, stage = graph.stage_ns, graph.stage

@@ -326,7 +326,7 @@ class _WorkerRows(msgspec.Struct, frozen=True, kw_only=True):
 
 def _rows(graph: TraceGraph, held: Mapping[int, tuple[int, ...]], ideal: _Ideal) -> _WorkerRows:
     """Rows and stages: the n-th ranks of all stages are one row, else each rank is a row."""
-    by_stage = grouped((held[rank], position) for position, rank in enumerate(graph.ranks))
+    by_stage = grouped([(held[rank], position) for position, rank in enumerate(graph.ranks)])
     stages = [by_stage[key] for key in sorted(by_stage)]
     if len(stages) < 2 or () in by_stage or len({len(ranks) for ranks in stages}) > 1:
         excess = graph.own_total_ns - ideal.total_ns

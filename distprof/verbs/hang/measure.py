@@ -144,13 +144,14 @@ def _graph(found: Diagnosis) -> dict[int, set[int]]:
 
 def _diagnosis(groups: Sequence[JobGroup], evidence: HangEvidence) -> Diagnosis:
     """Diagnose from the points that explain why ranks wait, the most certain kinds first."""
-    mismatches = _found(mismatch_point(group) for group in groups)
-    behind = _found(behind_point(group) for group in groups)
-    unfinished = _found(unfinished_point(group) for group in groups)
+    mismatches = [*filter(None, map(mismatch_point, groups))]
+    behind = [*filter(None, map(behind_point, groups))]
+    unfinished = [*filter(None, map(unfinished_point, groups))]
     messages = tuple(point for group in groups for point in message_points(group))
     if any(has_moved_on(point) for point in behind):
         return Diagnosis(state=HangState.NO_HANG, groups=tuple(groups))
-    silent = _found(silent_point(group) for group in groups if _may_wait(group, evidence))
+    waiting = [group for group in groups if _may_wait(group, evidence)]
+    silent = [*filter(None, map(silent_point, waiting))]
     shown = [*behind, *mismatches]
     sure = [point for point in silent if _records_completion(point.group)]
     sure = [point for point in sure if all(point.group is not other.group for other in shown)]
@@ -176,10 +177,6 @@ def _may_wait(group: JobGroup, evidence: HangEvidence) -> bool:
 
 def _records_completion(group: JobGroup) -> bool:
     return any(member.records_completion for member in group.members.values())
-
-
-def _found(points: object) -> tuple[Point, ...]:
-    return tuple(point for point in points if point is not None)  # type: ignore[attr-defined]
 
 
 def _stuck(

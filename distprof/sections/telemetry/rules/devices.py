@@ -132,7 +132,7 @@ def usual_of_peers(values: Sequence[float | None]) -> list[float | None]:
 
 def by_kind(units: Sequence[Unit]) -> list[list[Unit]]:
     """Groups of GPUs that are compared with each other."""
-    kinds = grouped((unit.kind, unit) for unit in units)
+    kinds = grouped([(unit.kind, unit) for unit in units])
     return list(kinds.values())
 
 

@@ -78,7 +78,7 @@ def shared_gpu(
     if telemetry.is_missing:
         raise InsufficientEvidenceError(NO_SENSORS)
     step = times.mean_step()
-    by_gpu = grouped((one.uuid or f"of rank {one.rank}", one) for one in telemetry.ranks)
+    by_gpu = grouped([(one.uuid or f"of rank {one.rank}", one) for one in telemetry.ranks])
     shared = [sharers for sharers in by_gpu.values() if len(sharers) > 1]
     crowded = [sharers for sharers in by_gpu.values() if _num_others(sharers) > 0]
     for groups, text in ((shared, _of_ranks), (crowded, _of_others)):
