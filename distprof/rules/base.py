@@ -250,12 +250,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rule(
-    code: str,
-    severity: Severity,
-    *,
-    since: str = "0.1.0",
-    costs_time: bool = True,
-    **limits: Limit,
+    code: str, severity: Severity, *, since: str = "0.1.0", costs_time: bool = True, **limits: Limit
 ) -> Callable[[Check], Rule]:
     """Turn a check function into a :class:`Rule`.
 

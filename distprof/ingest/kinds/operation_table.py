@@ -98,12 +98,7 @@ def _values(path: Path) -> dict[str, str]:
 
 ORIGIN = "operation table"
 
-BOUND = Bound(
-    reads="a table of operations",
-    num_bytes=1_000_000_000,
-    rows=10_000_000,
-    names=256,
-)
+BOUND = Bound(reads="a table of operations", num_bytes=1_000_000_000, rows=10_000_000, names=256)
 """A table with more rows is refused: it would take more than about 1 GB."""
 
 MAX_KINDS = 256

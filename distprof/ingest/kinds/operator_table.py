@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from itertools import chain, dropwhile, pairwise, product, takewhile
+from itertools import chain, dropwhile, product, takewhile
 from math import isclose
 
 import msgspec
@@ -43,6 +43,7 @@ _SAME = 0.01
 """Times of one run differ by no more, as their shares are rounded."""
 _TOTALS = ("self_cpu_ns", "self_device_ns")
 _MOST_TABLES = 3  # after the first
+_LONGEST = 4_000  # characters of a header
 _SUMS = ("total", "sum")  # names of rows that are no operators
 _TEXTS = ("Name", "Overload Name", "Full Name", "Input Shapes", "Source Location")
 _CALLS = ("# of Calls", "Number of Calls", "Calls", "Occurrences")
@@ -104,18 +105,18 @@ def _plain(data: bytes) -> str:
 def _whole_lines(lines: Sequence[str]) -> Iterator[str]:
     """Lines, of which those of tables that a terminal cut at its width are joined.
 
-    Each has as many pieces as the first ruler, which is one of three.
+    Each has as many pieces as the first of the three rulers.
     """
-    rulers = map(_PATTERNS["ruler"].fullmatch, lines)
-    at = next((i for i, both in enumerate(pairwise(rulers)) if all(both)), len(lines))
-    yield from lines[:at]
-    num = len([*takewhile(_PATTERNS["ruler"].fullmatch, lines[at:])])
-    left, width = 3, max(map(len, lines[at : at + num]), default=0)
-    while at < len(lines) and left:
-        pieces, at = lines[at : at + num], at + num
-        left -= bool(_PATTERNS["ruler"].fullmatch(pieces[0]))
-        yield "".join(piece.ljust(width) for piece in pieces)
-    yield from _whole_lines(lines[at:]) if at < len(lines) else ()
+    is_ruler = [_PATTERNS["ruler"].fullmatch(line) is not None for line in (*lines, "", "")]
+    at, left, num, width = 0, 0, 1, 0
+    while at < len(lines):
+        if not left and is_ruler[at] and is_ruler[at + 1]:
+            num = is_ruler.index(False, at) - at
+            left, width = 3, max(map(len, lines[at : at + num]))
+        pieces = lines[at : at + num] if left else lines[at : at + 1]
+        left -= left > 0 and is_ruler[at]
+        at += len(pieces)
+        yield "".join(piece.ljust(width) for piece in pieces) if pieces[1:] else pieces[0]
 
 
 def _events(text: str) -> str:
@@ -299,7 +300,8 @@ def _header(line: str) -> tuple[list[str], str, list[str]] | None:
     """Columns, what a launcher prints before them, and the line itself if it is a row."""
     if found := _PATTERNS["header"].match(line):
         before = found[1].rstrip()
-        head = re.sub(" [TA](?=otal|ime|vg)", lambda one: one[0].lower(), line[len(found[1]) :])
+        head = line[len(found[1]) :][:_LONGEST]
+        head = re.sub(" [TA](?=otal|ime|vg)", lambda one: one[0].lower(), head)
         head = re.sub(r"\b(\w+) time\b(?! avg)(?!.*\b\1 total\b)", r"\1 total", head)
         head = re.sub(r"(Self \w+) total", r"\1", head.replace("GPU", "CUDA"))  # as torch prints it
         return ["Name", *_PATTERNS["column"].findall(head)[1:]], before, []

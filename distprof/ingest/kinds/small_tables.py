@@ -380,7 +380,8 @@ _MARKS = " \t*#>`:|-–—~≈=()[]\"'“”"
 _LABEL, _MOST_ROWS, _MOST_CELLS = 60, 200, 40  # Characters of a name; rows and columns of a table
 _PATTERNS = patterns_beside(__package__, "scaling.toml", WORD="|".join(_WORDS))
 _BETWEEN = ("bars", "tabs", "spaces", "commas")  # between cells, the first that a row has
-_NUMBERS = ("n", "set", "flag", "n_cjk", "n_model", "load")  # groups of the pattern of counts
+# Groups of the pattern of counts.
+_NUMBERS = ("n", "set", "flag", "n_cjk", "n_model", "load", "world")
 _NODES = ("node", "machine", "server", "台", "机", "节点")
 _CJK = {"一": 1, "单": 1, "双": 2, "两": 2, "二": 2, "三": 3, "四": 4, "八": 8}
 _refuse_scaling = refusing("throughput of several numbers of GPUs", "name a file with such a table")

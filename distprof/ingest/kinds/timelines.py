@@ -31,10 +31,7 @@ from distprof.schema import Coded, Int64Array, Table
 
 OPERATIONS_ORIGIN = "operation timeline"
 OPERATIONS_BOUND = Bound(
-    reads=f"an {OPERATIONS_ORIGIN}",
-    num_bytes=500_000_000,
-    rows=1_000_000,
-    depth=1_000,
+    reads=f"an {OPERATIONS_ORIGIN}", num_bytes=500_000_000, rows=1_000_000, depth=1_000
 )
 _MOST_PARTS = 20  # values per event
 _SNIFFED_BYTES = 1 << 13

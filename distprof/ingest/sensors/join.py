@@ -14,14 +14,7 @@ from msgspec.structs import replace
 
 from distprof.artefacts.record import Gap
 from distprof.ingest.sensors.collect import bus_id, whole
-from distprof.run.logs import (
-    Clock,
-    DeviceEvent,
-    DeviceLog,
-    DeviceSeries,
-    NcclLog,
-    OfDevice,
-)
+from distprof.run.logs import Clock, DeviceEvent, DeviceLog, DeviceSeries, NcclLog, OfDevice
 from distprof.run.records import RankRecords, RecordSource
 from distprof.run.run import ANOTHER_JOB, Rank, Run
 from distprof.schema import Int64Array, Table

@@ -21,12 +21,7 @@ from distprof.intervals import Intervals, covered
 from distprof.run.tables import MODULE_CATEGORY
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.computation import CompiledCode, ModuleStats, Pass
-from distprof.sections.computation.operators import (
-    BACKWARD,
-    OF_AUTOGRAD,
-    KernelCalls,
-    Operators,
-)
+from distprof.sections.computation.operators import BACKWARD, OF_AUTOGRAD, KernelCalls, Operators
 
 MOST_PATHS = 500
 """Paths that are kept apart; what is called below further ones counts for the module above."""

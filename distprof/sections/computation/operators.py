@@ -23,13 +23,7 @@ from distprof.costs.operators import (
     with_output,
 )
 from distprof.intervals import Intervals, covered
-from distprof.run.tables import (
-    MODULE_CATEGORY,
-    RankTables,
-    intervals_of,
-    join_launches,
-    parts_by,
-)
+from distprof.run.tables import MODULE_CATEGORY, RankTables, intervals_of, join_launches, parts_by
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.sections.computation import Pass
 from distprof.sections.computation.categories import number_of, of_kernel, strong, weak

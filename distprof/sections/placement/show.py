@@ -7,12 +7,7 @@ from typing import TYPE_CHECKING
 
 from distprof.artefacts.fabric_file import GpuCopies
 from distprof.sections.base import VerdictText
-from distprof.sections.placement import (
-    ACROSS_SOCKETS,
-    CardPath,
-    PlacedMachine,
-    PlacementResult,
-)
+from distprof.sections.placement import ACROSS_SOCKETS, CardPath, PlacedMachine, PlacementResult
 from distprof.sections.table import Column, TableView, counted, first_rows, rows_table
 from distprof.units import format_bandwidth
 

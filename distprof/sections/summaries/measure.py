@@ -333,10 +333,10 @@ def _kernels(table: OperatorTable, around: set[TableOperator]) -> list[TableOper
     kernels = [row for row in busy if not row.name.startswith(_OPERATORS)]
     kernels = [row for row in kernels if not (row.cpu_ns or row.self_cpu_ns)] or kernels
     others = {*busy} - {*kernels}
-    repeats = [{r for r in others if r.name.startswith(name)} for name in _COLLECTIVES]
-    repeats.insert(0, {row for row in kernels if row.kind is not CollectiveKind.UNKNOWN})
+    repeats = [{row for row in kernels if row.kind is not CollectiveKind.UNKNOWN}]
+    repeats += [{r for r in others if r.name.startswith(name)} for name in _COLLECTIVES]
     spent = [sum(row.self_device_ns for row in rows) for rows in repeats]
-    once = next(r for r, ns in zip(repeats, spent, strict=True) if ns * _ROUNDED >= max(spent))
+    once = repeats[next(i for i, ns in enumerate(spent) if ns * _ROUNDED >= max(spent))]
     others = others.difference(*repeats) | once
     if all(row.name != "aten::copy_" for row in others):  # which repeats them
         others |= {row for row in kernels if row.name.startswith("Memcpy")}

@@ -58,8 +58,7 @@ def communication_by_operator_table(table: OperatorTableResult, limits: Limits) 
         f"{format_duration(table.self_device_ns)}. "
     )
     fix = _TABLE["trace"]
-    is_pure = all(part.kind in COLLECTIVES for part in table.parts if part.num_calls is not None)
-    if is_pure and any(row.num_calls for row in table.rows):
+    if table.rows and all(row.kind in COLLECTIVES and row.num_calls for row in table.rows):
         message = f"No row is computation. Means of a call: {_means(table)}. "
         fix = _TABLE["kernels"]
     yield Draft(

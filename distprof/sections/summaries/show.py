@@ -606,9 +606,9 @@ def _cpu_rows(result: OperatorTableResult) -> list[str]:
 def _with_calls(rows: list[TableRow], field: str, what: str, whole: int) -> list[str]:
     """The longest row, of rows whose times include what they call."""
     top, most, calls = rows[0], getattr(rows[0], field), rows[0].num_calls
-    inside = [row for row in rows[1:] if row.num_calls == calls]
-    inside = [row for row in inside if getattr(row, field) >= _SAME_SPEED * most]
-    inside = [row for row in inside if len({row.kind, top.kind, "computation"}) < 3]
+    alike = (row for row in rows[1:] if len({row.kind, top.kind, "computation"}) < 3)  # one kind
+    alike = (row for row in alike if row.num_calls == calls)
+    inside = [row for row in alike if getattr(row, field) >= _SAME_SPEED * most]
     each = f" in {calls:,} calls of {format_duration(most / calls)}" if calls > 1 else ""
     text = f"{_named(top)} and what it calls take longest on the {what}"
     of = f" of {format_duration(whole)} ({format_ratio(most / whole)})" if whole >= most > 0 else ""

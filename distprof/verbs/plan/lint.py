@@ -41,10 +41,7 @@ from distprof.version import __version__
 _MOST_BYTES = 4_000_000
 
 BOUND = Bound(
-    reads="a layout for distprof plan --lint",
-    num_bytes=_MOST_BYTES,
-    depth=100,
-    seconds_per_mb=30,
+    reads="a layout for distprof plan --lint", num_bytes=_MOST_BYTES, depth=100, seconds_per_mb=30
 )
 
 _OWN = {
