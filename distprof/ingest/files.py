@@ -281,15 +281,23 @@ def decoded(
         refuse(source, " ".join(f"{error}".split())[:200])
 
 
-def beginning(source: str, size: int, *, endings: tuple[str, ...] = ()) -> bytes:
+def beginning(
+    source: str, size: int, *, endings: tuple[str, ...] = (), keeps_labels: bool = False
+) -> bytes:
     """The first bytes of a file, unpacked; empty if unreadable, or of another ending."""
     if endings and not source.lower().endswith(endings):
         return b""
     try:
-        with opened(source) as stream:
+        with opened(source, keeps_labels=keeps_labels) as stream:
             return read_some(stream, size)[0]
     except (*DAMAGE, UsageError):  # of a protocol that distprof cannot read
         return b""
+
+
+def readings(source: str) -> tuple[bool, ...]:
+    """Both values of ``keeps_labels`` if a file has any: a program's own times come first."""
+    starts = {beginning(source, SNIFFED_BYTES, keeps_labels=each) for each in (False, True)}
+    return (False, True)[-len(starts) :]
 
 
 class Blocks(msgspec.Struct):
@@ -318,7 +326,7 @@ class Blocks(msgspec.Struct):
                 rest = rest[MAX_LINE_BYTES:]
         if rest:
             self.num_lines += 1
-            yield unwrapped(rest)
+            yield unwrapped(rest + b"\n")
 
     def pieces(self) -> Iterator[bytes]:
         """Blocks that may end within a line."""

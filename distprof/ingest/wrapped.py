@@ -64,6 +64,8 @@ _LABELS = tuple(map(re.compile, (
 """What kubectl, Docker Compose, Ray and pdsh call the process or the machine of a line."""
 
 _FRAME = re.compile(rb'File "|at |#\d|/|\S+ \([^()]{1,200}:\d+\)')  # indented by itself
+_FENCE = re.compile(rb"(?m)^```\w{0,20}[ \t]*$")
+_FENCED = re.compile(rb"\s*```\w{0,20}[ \t]*\n(?:(?!```)[^\n]*\n)*```\s*")
 _PADDED = re.compile(rb"(?m)(?<![ \t])[ \t]+$")
 
 
@@ -151,6 +153,8 @@ def _steps(start: bytes, *, keeps_labels: bool) -> tuple[_Change, ...]:
         steps.append(uncoloured)
     if b"\r\n" in start:
         steps.append(lambda text: text.replace(b"\r\n", b"\n"))
+    if _FENCED.fullmatch(start):
+        steps.append(partial(_FENCE.sub, b""))
     for step in steps:
         start = step(start)
     for _ in range(_ROUNDS):

@@ -25,6 +25,7 @@ from distprof.ingest.files import (
     opened,
     paths_of_logs,
     read_some,
+    readings,
 )
 from distprof.ingest.kinds import Source, machine
 from distprof.ingest.recognise import foreign_format
@@ -49,6 +50,10 @@ _SERIES_SIGNS = (b'"step_interval"', b'"values"')
 
 def fits_training_log(source: str, *, least: int = 1) -> bool:
     """Whether a file or URL holds ``least`` reports of iterations; never raises for others."""
+    return any(_holds_iterations(source, least, keeps_labels=each) for each in readings(source))
+
+
+def _holds_iterations(source: str, least: int, *, keeps_labels: bool) -> bool:
     name = source.lower()
     if name.endswith(_OTHER_KINDS):
         return False
@@ -56,7 +61,7 @@ def fits_training_log(source: str, *, least: int = 1) -> bool:
     try:
         if "://" not in source and not Path(expanded(source)).is_file():
             return False
-        with opened(source, keeps_labels=True) as stream:
+        with opened(source, keeps_labels=keeps_labels) as stream:
             start = unwrapped(read_some(stream, _SMALL)[0])
             if is_text and not begins_object(start):
                 start += read_some(stream, SNIFFED_BYTES - len(start))[0]

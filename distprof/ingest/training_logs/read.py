@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from statistics import median
 
 import numpy as np
 from msgspec.structs import asdict, replace
 
+from distprof.errors import InputError
 from distprof.escape import shorten
 from distprof.hardware import load_sheet
-from distprof.ingest.files import DAMAGE, Blocks, opened, read_some, refusing
+from distprof.ingest.files import DAMAGE, Blocks, opened, read_some, readings, refusing
 from distprof.ingest.training_logs.counters import CountersGrammar
 from distprof.ingest.training_logs.grammar import (
     AGAIN,
@@ -106,13 +108,22 @@ def holds_iterations(start: bytes, *, is_text: bool, least: int = 1) -> bool:
 
 def read_training_log(source: str) -> TrainingLog:
     """Read the log of a training program; InputError if it is unreadable or has no iteration."""
+    for keeps_labels in readings(source)[:-1]:
+        with suppress(InputError):
+            log = _read(source, keeps_labels=keeps_labels)
+            if (log.duration_ns != ABSENT).any():
+                return log
+    return _read(source, keeps_labels=True)
+
+
+def _read(source: str, *, keeps_labels: bool) -> TrainingLog:
     if source.lower().endswith(_JSON):
         series = GoldenValues()
         series.read(source)
         return to_log(series, (), (source,), 0) if series.rows else _refuse(source, "no times")
     found: tuple[Grammar, ...]
     try:
-        with opened(source, keeps_labels=True) as stream:
+        with opened(source, keeps_labels=keeps_labels) as stream:
             blocks = Blocks(stream)
             first, _ = read_some(stream, _SMALL)
             slowest = _slowest_run(source, first) if len(first) < _SMALL else None
