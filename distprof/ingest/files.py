@@ -326,7 +326,7 @@ class Blocks(msgspec.Struct):
                 rest = rest[MAX_LINE_BYTES:]
         if rest:
             self.num_lines += 1
-            yield unwrapped(rest + b"\n")
+            yield unwrapped(rest)
 
     def pieces(self) -> Iterator[bytes]:
         """Blocks that may end within a line."""

@@ -1829,6 +1829,9 @@ def _mixed(output: JobOutput) -> EndingResult | None:
     events = _unreadable(output)
     if not events:
         return None
+    if events[0].text.startswith("^C"):
+        text, steps = "The job was interrupted (Ctrl-C or SIGINT).", advice_on("stopped", "SIGINT")
+        return _made("interrupted", text, events[0], *steps, ranks=())
     why = _why_mixed(output)
     text = f"A process failed with an exception that cannot be read: its traceback {why}."
     steps = (*advice_on("cut", ""), *advice_on("mixed", ""))
@@ -1870,7 +1873,8 @@ def _is_at_end(event: OutputEvent, output: JobOutput, most: int = _NEAR_LINES) -
 def _nan(output: JobOutput) -> EndingResult | None:
     events = _of(output, "nan")
     norms = [e for e in events if "norm" in e.fields and e.fields.keys() - {"norm"}]
-    norms = norms if len(norms) >= _NAN_NORMS else []
+    is_last = len(norms) > 1 and norms[0].line > _NAN_NORMS and _is_at_end(norms[-1], output, 1)
+    norms = norms if is_last or len(norms) >= _NAN_NORMS else []
     events = [e for e in events if "norm" not in e.fields or e in norms]
     if not events:
         return None

@@ -537,6 +537,8 @@ def _of_one_row(result: OperatorTableResult) -> list[str]:
         share = _share(alike, whole)
         return [_say("family", kind=capitalized(top.kind), share=share, **values), *_advised(top)]
     spent = {"spent": top.self_cpu_ns, "of": whole}
+    if re.match(r"(?:threading|queue|selectors)\.py\(\d+\): (?:wait|get|select|join)", top.name):
+        return [_say("idle_thread", name=_named(top), **spent)]
     said = _say("itself", name=_named(top), ratio=ratio, where=where, **spent)
     return [said, *_advised(top)]
 
