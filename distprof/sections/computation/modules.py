@@ -68,8 +68,8 @@ def modules_of(calls: KernelCalls) -> tuple[ModuleStats, ...]:
     has_kernels = np.zeros(len(tree.is_call), np.bool_)  # themselves, or calls inside them
     has_kernels[called[known]] = True
     for rows in operators.levels[::-1]:
-        above = operators.parent[rows[has_kernels[rows]]]
-        has_kernels[above[above >= 0]] = True
+        outer = operators.parent[rows[has_kernels[rows]]]
+        has_kernels[outer[outer >= 0]] = True
     used = np.flatnonzero(has_kernels & tree.is_call & (tree.path >= 0))
     num_calls = np.bincount(tree.path[used], minlength=size)
     names = calls.host.coded("name").codes[operators.row[used]].astype(np.int64)

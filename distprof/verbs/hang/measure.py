@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
+from distprof.artefacts.record import grouped
 from distprof.escape import headed
 from distprof.run.records import FLIGHT, FlightDump
 from distprof.schema import ABSENT, Table
@@ -373,9 +373,7 @@ def _position(
 
 def _folded(stacks: Mapping[int, tuple[str, ...]]) -> tuple[StackOfRanks, ...]:
     """Ranks grouped by identical stacks, the rarest first."""
-    by_stack: dict[tuple[str, ...], list[int]] = defaultdict(list)
-    for rank in sorted(stacks):
-        by_stack[stacks[rank]].append(rank)
+    by_stack = grouped((stacks[rank], rank) for rank in sorted(stacks))
     stacks_of_ranks = [
         StackOfRanks(ranks=tuple(ranks), calls=calls) for calls, ranks in by_stack.items()
     ]
@@ -384,10 +382,7 @@ def _folded(stacks: Mapping[int, tuple[str, ...]]) -> tuple[StackOfRanks, ...]:
 
 def _notes(evidence: HangEvidence) -> tuple[str, ...]:
     """Notes on evidence and dumps, with identical notes on several ranks in one sentence."""
-    by_note: dict[str, list[int]] = defaultdict(list)
-    for dump in evidence.dumps:
-        for note in dump.notes:
-            by_note[note].append(dump.rank)
+    by_note = grouped((note, dump.rank) for dump in evidence.dumps for note in dump.notes)
     notes = [f"{name_ranks(ranks)}: {note}" for note, ranks in by_note.items()]
     num_more = len(notes) - _MOST_NOTES
     more = (f"{num_more:,} more notes on dumps.",) if num_more > 0 else ()
