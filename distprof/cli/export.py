@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import click
 
@@ -14,9 +13,6 @@ from distprof.errors import UsageError
 from distprof.escape import plain
 from distprof.units import MOST_RANKS, finite_range
 from distprof.verbs.sources import check_comparable, check_source, single_source
-
-if TYPE_CHECKING:
-    from distprof.api import Examined
 
 _HOW_TO_OPEN = """\
 Open this address in a browser on this machine; Ctrl-C ends the wait:
@@ -92,7 +88,16 @@ def perfetto(
     source = single_source(sources)
     check_source(source)
     check_free(output, force=force)
-    examined = _examined(source, cache_dir, config, evidence, quiet=quiet)
+    from distprof import api
+    from distprof.config import load_config
+
+    settings = load_config(config)
+    with progress_bar("reading traces", quiet=quiet, unit="bytes") as progress:
+        run = api.open_run(
+            source, cache_dir=cache_dir, config=settings, evidence=evidence, bytes_read=progress
+        )
+    with progress_bar("measuring ranks", quiet=quiet) as progress:
+        examined = api.examine(run, config=settings, progress=progress)
     from distprof.verbs.export.perfetto import Choice, export_perfetto
     from distprof.verbs.export.rank_tracks import ONLY
 
@@ -229,23 +234,3 @@ def otel(source: str, endpoint: str, every: float | None, rank: int | None, *, q
     send(sender, endpoint, every, failed=note)
     note(f"Sent to {endpoint}", quiet=quiet)
     return ExitCode.FINE
-
-
-def _examined(
-    source: str,
-    cache_dir: str | None,
-    config: str | None,
-    evidence: tuple[str, ...],
-    *,
-    quiet: bool,
-) -> Examined:
-    from distprof import api
-    from distprof.config import load_config
-
-    settings = load_config(config)
-    with progress_bar("reading traces", quiet=quiet, unit="bytes") as progress:
-        run = api.open_run(
-            source, cache_dir=cache_dir, config=settings, evidence=evidence, bytes_read=progress
-        )
-    with progress_bar("measuring ranks", quiet=quiet) as progress:
-        return api.examine(run, config=settings, progress=progress)

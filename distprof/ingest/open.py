@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from distprof.artefacts import NCCL_LOG_FILE, OUTPUT_FILE, RANK_DIR_FORMAT
 from distprof.artefacts.files import has_own_place, scratch_folder
-from distprof.artefacts.record import Gap
+from distprof.artefacts.record import Gap, grouped
 from distprof.bounds import expanded
 from distprof.errors import DistprofError, InputError
 from distprof.ingest.assemble import assemble_run, recent_part, same_steps
@@ -342,9 +342,8 @@ def files_of_evidence(sources: Sequence[str]) -> list[str]:
 
 def _one_of_each(source: str, sources: Sequence[SourceFile]) -> list[SourceFile]:
     """One file of each kind, in the order of kinds."""
-    by_kind: dict[int, list[SourceFile]] = {}
-    for one in sorted(sources, key=lambda one: (one[0].place, one[1])):
-        by_kind.setdefault(one[0].place, []).append(one)
+    ordered = sorted(sources, key=lambda one: (one[0].place, one[1]))
+    by_kind = grouped((one[0].place, one) for one in ordered)
     return [_only_one(source, several) for several in by_kind.values()]
 
 

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from distprof.artefacts.record import grouped
 from distprof.join.clocks import components_of, fit_line, location, pooled_scale, solve_graph
 from distprof.join.waits import (
-    MemberBlock,
     MemberBlocks,
     blocks_of,
     domain_of_ranks,
@@ -29,7 +28,7 @@ from distprof.join.waits import (
 )
 from distprof.run.run import ClockAlignment, CollectiveMatches, Rank
 from distprof.run.tables import distinct, parts_by, runs_of, same_as_before
-from distprof.schema import ABSENT, Bools, Floats, Int64Array
+from distprof.schema import ABSENT, Floats, Int64Array
 from distprof.terms import CollectiveKind
 
 _SYMMETRIC = [kind for kind in CollectiveKind if kind.is_symmetric]
@@ -331,7 +330,18 @@ def check_causality(
     checked, violated = np.zeros((2, matches.count), np.bool_)
     for block in MemberBlocks(matches, ranks, ["start_ns", "end_ns"]):
         kinds = matches.kind[block.instances]
-        checked[block.instances], violated[block.instances] = _violations(block, kinds, clock)
+        first, domain = block.first, domain_of_ranks(clock, block.rank)
+        start, end = (member_to_common(clock, domain, times) for times in block.columns)
+        slack = np.maximum.reduceat(clock.residual_ns[domain], first)
+        component = clock.component[domain]
+        same_clock = np.minimum.reduceat(component, first) == np.maximum.reduceat(component, first)
+        symmetric = np.isin(kinds, _SYMMETRIC) & same_clock
+        early = np.minimum.reduceat(end, first) < np.maximum.reduceat(start, first) - slack
+        message = (kinds == CollectiveKind.SEND) & same_clock
+        received = end[np.minimum(first + 1, len(end) - 1)]  # the sender is the first of two
+        early_receipt = received < start[first] - slack
+        checked[block.instances] = symmetric | message
+        violated[block.instances] = (symmetric & early) | (message & early_receipt)
     checked &= timed_instances(matches, ranks)
     violated &= checked
     notes, sizes = list(clock.notes), Counter(clock.component.tolist())
@@ -352,21 +362,3 @@ def check_causality(
         num_violations=int(violated.sum()),
         notes=tuple(notes),
     )
-
-
-def _violations(
-    block: MemberBlock, kinds: NDArray[np.int8], clock: ClockAlignment
-) -> tuple[Bools, Bools]:
-    """Instances whose causality can be checked, and those that violate it."""
-    first, domain = block.first, domain_of_ranks(clock, block.rank)
-    start, end = (member_to_common(clock, domain, times) for times in block.columns)
-    slack = np.maximum.reduceat(clock.residual_ns[domain], first)
-    component = clock.component[domain]
-    same_clock = np.minimum.reduceat(component, first) == np.maximum.reduceat(component, first)
-    symmetric = np.isin(kinds, _SYMMETRIC) & same_clock
-    early = np.minimum.reduceat(end, first) < np.maximum.reduceat(start, first) - slack
-    message = (kinds == CollectiveKind.SEND) & same_clock
-    sent = start[first]
-    received = end[np.minimum(first + 1, len(end) - 1)]  # the sender is the first of two members
-    early_receipt = received < sent - slack
-    return symmetric | message, (symmetric & early) | (message & early_receipt)

@@ -249,40 +249,25 @@ def _match_part(
     grouped = rows.kind[order[first]] == CollectiveKind.SEND_RECV
     keep = shared & ~bad & ~unusable[group] & (~grouped | (sizes == present[group]))
     if clocks is not None:
-        refuted = _refuted_groups(rows, order, first, keep, groups, clocks, builder, notes)
-        unusable[refuted] = True
+        refuted, odd = check_numbers(rows, order, first, np.flatnonzero(keep), clocks)
+        builder.misnumbered.update(*refuted.values(), *odd.values())
+        notes.refuted += [
+            f"Sequence numbers of group {name_of(groups[number])} pair collectives of "
+            f"{name_ranks(ranks)} that do not end together: distprof matches them by their order."
+            for number, ranks in refuted.items()
+        ]
+        notes.refuted += [
+            f"Collectives of group {name_of(groups[number])} imply a different offset between "
+            f"the clocks of {name_ranks(ranks)} than those of other groups."
+            for number, ranks in odd.items()
+        ]
+        unusable[list(refuted)] = True
     keep &= ~unusable[group]
     members = order if keep.all() else order[np.repeat(keep, sizes)]
     builder.add(
         members.astype(index_type(len(rows.rank)), copy=False), sizes[keep], MatchMethod.SEQUENCE
     )
     return unusable
-
-
-def _refuted_groups(
-    rows: Rows,
-    order: Int64Array,
-    first: Int64Array,
-    keep: Bools,
-    groups: Sequence[ProcessGroup],
-    clocks: ClockLinks,
-    builder: MatchBuilder,
-    notes: _Notes,
-) -> list[int]:
-    """Groups whose numbers the times refute; adds a note for each of them and each odd group."""
-    refuted, odd = check_numbers(rows, order, first, np.flatnonzero(keep), clocks)
-    builder.misnumbered.update(*refuted.values(), *odd.values())
-    notes.refuted += [
-        f"Sequence numbers of group {name_of(groups[number])} pair collectives of "
-        f"{name_ranks(ranks)} that do not end together: distprof matches them by their order."
-        for number, ranks in refuted.items()
-    ]
-    notes.refuted += [
-        f"Collectives of group {name_of(groups[number])} imply a different offset between "
-        f"the clocks of {name_ranks(ranks)} than those of other groups."
-        for number, ranks in odd.items()
-    ]
-    return list(refuted)
 
 
 def _runs_of_sequence(rows: Rows, index: Int64Array) -> tuple[Int64Array, Int64Array]:

@@ -235,9 +235,15 @@ def find_start_waits(
             like &= column == column[first]
         like[first] = False
         is_unusual = like.any() and length[first] > _TIMES_USUAL * np.median(length[like])
-        if is_unusual and _waits_as_captures_start(
-            matches, ranks, clock, first, int(length[first])
-        ):
+        if not is_unusual:
+            continue
+        members = [rank for rank, _ in _members(matches, ranks, first)]
+        domain = domain_of_ranks(clock, np.array([rank.rank for rank in members]))
+        own_opened = np.array([rank.capture_start_ns for rank in members], np.int64)
+        opened = int(np.ptp(member_to_common(clock, domain, own_opened)))
+        spread = int(np.ptp(_starts(matches, ranks, clock, first)))
+        slack = max(_SPREAD_TOLERANCE * spread, float(clock.residual_ns[domain].max()))
+        if spread > _WAITING_SHARE * length[first] and abs(spread - opened) <= slack:
             found.append(first)
     return np.array(sorted(found), dtype=np.int64)
 
@@ -250,23 +256,6 @@ def _members(
     positions = positions_of(ranks, matches.member_rank[part]).tolist()
     rows = matches.member_row[part].tolist()
     return [(ranks[position], row) for position, row in zip(positions, rows, strict=True)]
-
-
-def _waits_as_captures_start(
-    matches: CollectiveMatches,
-    ranks: Sequence[Rank],
-    clock: ClockAlignment,
-    instance: int,
-    length: int,
-) -> bool:
-    """Whether an instance is mostly waiting, and its members start as far apart as captures."""
-    members = _members(matches, ranks, instance)
-    domain = domain_of_ranks(clock, np.array([rank.rank for rank, _ in members]))
-    own_opened = np.array([rank.capture_start_ns for rank, _ in members], np.int64)
-    opened = member_to_common(clock, domain, own_opened)
-    spread = int(np.ptp(_starts(matches, ranks, clock, instance)))
-    slack = max(_SPREAD_TOLERANCE * spread, float(clock.residual_ns[domain].max()))
-    return spread > _WAITING_SHARE * length and abs(spread - int(np.ptp(opened))) <= slack
 
 
 def _starts(
@@ -306,13 +295,18 @@ def find_window(
     if len(transients) < len(kept):
         kept = tuple(step for step in kept if step not in transients)
         dropped |= dict.fromkeys(transients, "starting the profiler disturbs it")
+    waits_ns = 0
+    for instance in start_waits.tolist():
+        if not kept or _step_of(matches, ranks, instance) in kept:
+            starts = _starts(matches, ranks, clock, instance)
+            waits_ns += int((starts.max() - starts).sum())
     window = CaptureWindow(
         steps=kept,
         dropped=dict(sorted(dropped.items())),
         overlap_ratio=_overlap_ratio(ranks, clock),
         transient_steps=tuple(step for step in transients if step in dropped),
         start_waits=start_waits,
-        start_wait_ns=_mean_wait(ranks, matches, clock, start_waits, kept),
+        start_wait_ns=round(waits_ns / len(ranks) / max(len(kept), 1)),
     )
     return window, tuple(_window_gaps(ranks, marked, window))
 
@@ -393,19 +387,3 @@ def _overlap_ratio(ranks: Sequence[Rank], clock: ClockAlignment) -> float | None
     covered = int(end.max() - start.min())
     shared = int(end.min() - start.max())
     return max(0.0, shared / covered) if covered > 0 else None
-
-
-def _mean_wait(
-    ranks: Sequence[Rank],
-    matches: CollectiveMatches,
-    clock: ClockAlignment,
-    instances: Int64Array,
-    kept: tuple[int, ...],
-) -> int:
-    """Mean wait per rank and analysed step, in the instances within analysed steps."""
-    total = 0
-    for instance in instances.tolist():
-        if not kept or _step_of(matches, ranks, instance) in kept:
-            starts = _starts(matches, ranks, clock, instance)
-            total += int((starts.max() - starts).sum())
-    return round(total / len(ranks) / max(len(kept), 1))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from distprof.artefacts.record import grouped
 from distprof.artefacts.summary_file import SUMMARY_SCHEMA, Fingerprint, StepParts, SummaryFile
 from distprof.bounds import Bound, read_plain, wrong_number
 from distprof.documents.saved import Report
@@ -142,9 +142,7 @@ def _traced_steps(report: Report) -> tuple[int, ...]:
     """Durations of the analysed steps on the median rank."""
     if report.step_time.median_ns is None:
         return ()
-    by_step: dict[int, list[int]] = defaultdict(list)
-    for row in report.breakdown.steps:
-        by_step[row.step].append(row.span_ns)
+    by_step = grouped((row.step, row.span_ns) for row in report.breakdown.steps)
     return tuple(int(np.median(by_step[step])) for step in sorted(by_step))
 
 

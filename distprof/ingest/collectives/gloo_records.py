@@ -272,7 +272,17 @@ def _pair(own: Int64Array, comm_args: Table, facts: CallFacts) -> Int64Array:
     executed = replace(executed, group=groups)
     # operations of known group and size first, then the rest with less and less evidence
     for by_group, sized in ((True, True), (False, True), (False, False)):
-        _pair_in_order(executed, requested, own, starts, result, by_group=by_group, sized=sized)
+        run_key, ask_key = _keys(executed, sized=sized), _keys(requested, sized=sized)
+        free_run = result[executed.rows] == ABSENT
+        free_ask = ~np.isin(requested.rows, result)
+        if by_group:
+            run_key = _in_group(run_key, executed.group)
+            ask_key = _in_group(ask_key, requested.group)
+        for key in distinct(run_key[free_run & (run_key >= 0)]):
+            runs = executed.rows[free_run & (run_key == key)]
+            requests = requested.rows[free_ask & (ask_key == key)]
+            count, skip = _alignment(starts[own[runs]], starts[requests])
+            result[runs[skip : skip + count]] = requests[:count]
     return result
 
 
@@ -293,30 +303,6 @@ def _requested(comm_args: Table, facts: CallFacts) -> _Side:
     has_group = names.where([bool(name) for name in names.values])[rows]
     group = np.where(has_group, names.codes[rows], ABSENT).astype(np.int32)
     return _Side(rows=rows, kind=kind, elements=facts.in_elements[rows], group=group)
-
-
-def _pair_in_order(
-    executed: _Side,
-    requested: _Side,
-    own: Int64Array,
-    starts: Int64Array,
-    result: Int64Array,
-    *,
-    by_group: bool,
-    sized: bool,
-) -> None:
-    """Pair the operations that have no partner yet, and fill in ``result``."""
-    run_key, ask_key = _keys(executed, sized=sized), _keys(requested, sized=sized)
-    free_run = result[executed.rows] == ABSENT
-    free_ask = ~np.isin(requested.rows, result)
-    if by_group:
-        run_key = _in_group(run_key, executed.group)
-        ask_key = _in_group(ask_key, requested.group)
-    for key in distinct(run_key[free_run & (run_key >= 0)]):
-        runs = executed.rows[free_run & (run_key == key)]
-        requests = requested.rows[free_ask & (ask_key == key)]
-        count, skip = _alignment(starts[own[runs]], starts[requests])
-        result[runs[skip : skip + count]] = requests[:count]
 
 
 def _in_group(key: Int64Array, group: NDArray[np.int32]) -> Int64Array:

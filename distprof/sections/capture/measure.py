@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from distprof.artefacts.record import Gap
+from distprof.artefacts.record import Gap, grouped
 from distprof.run.run import ClockAlignment, Run
 from distprof.schema import ABSENT
 from distprof.sections.capture import FILTERED, CaptureResult, NodeClock
@@ -21,15 +21,12 @@ def analyze_capture(run: Run) -> CaptureResult:
     qualities = [rank.quality for rank in run.ranks]
     complete = run.matches.complete[~np.isin(run.matches.kind, MESSAGES)]
     # notes of all parts without repetitions; a note of only some ranks names them
-    ranks_of: dict[str, list[int]] = {}
-    for rank in run.ranks:
-        for note in (*rank.quality.notes, rank.step_note):
-            if note:
-                ranks_of.setdefault(note, []).append(rank.rank)
+    noted = [(n, rank.rank) for rank in run.ranks for n in (*rank.quality.notes, rank.step_note)]
     num_ranks = len(run.ranks)
     per_rank = (
         note if len(ranks) == num_ranks else f"{name_ranks(ranks)}: {note}"
-        for note, ranks in ranks_of.items()
+        for note, ranks in grouped(noted).items()
+        if note
     )
     lacks = []
     if run.topology.world_size is None:
@@ -90,10 +87,8 @@ def _known(value: np.int64) -> int | None:
 
 def _without_device(run: Run) -> tuple[Gap, ...]:
     """Ranks whose device was not recorded, one gap per reason."""
-    ranks_of: dict[str, list[int]] = {}
-    for rank in run.ranks:
-        if rank.quality.no_device:
-            ranks_of.setdefault(rank.quality.no_device, []).append(rank.rank)
+    reasons = ((rank.quality.no_device, rank.rank) for rank in run.ranks)
+    ranks_of = grouped((why, rank) for why, rank in reasons if why)
     whole = len(run.ranks)
     return tuple(
         Gap(

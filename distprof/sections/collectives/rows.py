@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.artefacts.record import grouped
 from distprof.intervals import Intervals, covered, index_of, subtract, union
 from distprof.run.tables import RankTables, distinct, encode, intervals_of
 from distprof.schema import ABSENT, Int64Array, Table
@@ -203,10 +204,9 @@ def collective_trains(
     ranks: Iterable[tuple[int, Iterable[RankTrain]]], num_samples: int
 ) -> tuple[CollectiveTrain, ...]:
     """Mean trains over all ranks and steps, longest first."""
-    by_kind: dict[tuple[int, str], list[tuple[int, RankTrain]]] = {}
-    for rank, trains in ranks:
-        for train in trains:
-            by_kind.setdefault((train.kind, train.group), []).append((rank, train))
+    by_kind = grouped(
+        ((train.kind, train.group), (rank, train)) for rank, trains in ranks for train in trains
+    )
     samples = max(num_samples, 1)
     rows = [
         CollectiveTrain(

@@ -60,8 +60,12 @@ def modules_of(calls: KernelCalls) -> tuple[ModuleStats, ...]:
     size = len(tree.paths)
     own = np.bincount(path, weights=spent, minlength=size).astype(np.int64)
     backward = np.bincount(path, weights=spent * is_backward, minlength=size).astype(np.int64)
-    used = _with_those_around(operators, tree.is_call, called[known])
-    used = used[tree.path[used] >= 0]
+    has_kernels = np.zeros(len(tree.is_call), np.bool_)  # themselves, or calls inside them
+    has_kernels[called[known]] = True
+    for rows in operators.levels[::-1]:
+        outer = operators.parent[rows[has_kernels[rows]]]
+        has_kernels[outer[outer >= 0]] = True
+    used = np.flatnonzero(has_kernels & tree.is_call & (tree.path >= 0))
     num_calls = np.bincount(tree.path[used], minlength=size)
     names = calls.host.coded("name").codes[operators.row[used]].astype(np.int64)
     modules = np.unique(names * size + tree.path[used]) % size
@@ -132,43 +136,15 @@ def _around(operators: Operators, host: Table, is_call: NDArray[np.bool_]) -> ND
     starts = np.flatnonzero((numbered & is_backward)[operators.row])
     is_forward = numbered & ~is_backward & ~names.finds(OF_AUTOGRAD)
     forward = np.flatnonzero(is_forward[operators.row])
-    made = _last_before(operators, host["sequence"][operators.row], forward, starts)
-    own[starts[made >= 0]] = around[made[made >= 0]]
-    return operators.inherited(own)
-
-
-def _last_before(
-    operators: Operators,
-    sequence: NDArray[np.int32],
-    forward: NDArray[np.intp],
-    backward: NDArray[np.intp],
-) -> Int64Array:
-    """The last forward operator with the number of each backward one that began before it.
-
-    Operators between two nodes of the graph share the number of the second one, which is the one
-    that the last of them made.
-    """
-    rows = np.concatenate((forward, backward))
+    # The last forward operator with the number of each backward one that began before it. Those
+    # between two nodes of the graph share the number of the second, which the last of them made.
+    sequence, rows = host["sequence"][operators.row], np.concatenate((forward, starts))
     order = np.lexsort((operators.start_ns[rows], sequence[rows]))
     ordered = rows[order]
-    is_forward = order < len(forward)
-    last = np.maximum.accumulate(np.where(is_forward, np.arange(len(order)), ABSENT))
-    found = np.full(len(rows), ABSENT, np.int64)
-    fits = (last >= 0) & (sequence[ordered[last]] == sequence[ordered])
-    found[order[fits]] = ordered[last[fits]]
-    return found[len(forward) :]
-
-
-def _with_those_around(
-    operators: Operators, is_call: NDArray[np.bool_], called: NDArray[np.int32]
-) -> NDArray[np.intp]:
-    """The calls of modules that started kernels, themselves or through others."""
-    used = np.zeros(len(is_call), np.bool_)
-    used[called] = True
-    for rows in operators.levels[::-1]:
-        above = operators.parent[rows[used[rows]]]
-        used[above[above >= 0]] = True
-    return np.flatnonzero(used & is_call)
+    last = np.maximum.accumulate(np.where(order < len(forward), np.arange(len(order)), ABSENT))
+    fits = (last >= 0) & (sequence[ordered[last]] == sequence[ordered]) & (order >= len(forward))
+    own[ordered[fits]] = around[ordered[last[fits]]]
+    return operators.inherited(own)
 
 
 # Compiled code ------------------------------------------------------------------------------------

@@ -173,11 +173,18 @@ _PINNED = re.compile(r"\b(Pinned|Device) -> (Pinned|Device)\b")
 
 def blocking_calls(tables: RankTables, launches: Launches) -> Table:
     """Host rows of calls that waited for the GPU, sorted by thread and time, none nested."""
-    host = tables.host
+    host, activity = tables.host, tables.activity
     names = host.coded("name")
     blocks = names.where([name in BLOCKING_CALLS for name in names.values])
     copies = names.where([name in COPY_CALLS for name in names.values])
-    blocks |= _waited_for_copy(tables, launches, copies)
+    # Asynchronous copies may block until their end, too, but never those of pinned memory, whose
+    # calls may still outlast a short copy.
+    own = np.flatnonzero(launches.known & ~named(activity, _PINNED))
+    call = launches.row[own]
+    long_enough = host["end_ns"][call] - host["start_ns"][call] >= BLOCKING_COPY_NS
+    outlasted = host["end_ns"][call] >= activity["end_ns"][own]
+    waited = call[long_enough & outlasted]
+    blocks[waited] |= copies[waited]
     rows = np.flatnonzero(blocks)
     thread = host.coded("thread").codes[rows]
     rows = rows[np.lexsort((-host["end_ns"][rows], host["start_ns"][rows], thread))]
@@ -188,21 +195,6 @@ def blocking_calls(tables: RankTables, launches: Launches) -> Table:
         mine = np.flatnonzero(thread == code)
         keep[mine[outermost(start[mine], end[mine])]] = True
     return host.take(rows[keep])
-
-
-def _waited_for_copy(
-    tables: RankTables, launches: Launches, copies: NDArray[np.bool_]
-) -> NDArray[np.bool_]:
-    """Mask over host rows: asynchronous copy calls that blocked until their copy had ended."""
-    # A call to copy pinned memory never blocks. It may still outlast a short copy.
-    host, activity = tables.host, tables.activity
-    result = np.zeros(len(host), dtype=np.bool_)
-    own = np.flatnonzero(launches.known & ~named(activity, _PINNED))
-    call = launches.row[own]
-    long_enough = host["end_ns"][call] - host["start_ns"][call] >= BLOCKING_COPY_NS
-    outlasted = host["end_ns"][call] >= activity["end_ns"][own]
-    result[call[long_enough & outlasted]] = True
-    return result & copies
 
 
 QUEUE = 1_024

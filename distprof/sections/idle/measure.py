@@ -7,13 +7,13 @@ collection and to waiting for input.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.artefacts.record import grouped
 from distprof.intervals import (
     EMPTY,
     Intervals,
@@ -265,10 +265,11 @@ def analyze_idle(analyses: RankAnalyses) -> IdleResult:
 
 
 def _combined_pauses(analyses: Sequence[RankAnalysis], num_steps: int) -> tuple[CpuPause, ...]:
-    by_name: defaultdict[tuple[str, str], list[tuple[int, PauseStats]]] = defaultdict(list)
-    for analysis in analyses:
-        for pause in analysis.cpu_pauses:
-            by_name[pause.kind, pause.name].append((analysis.rank, pause))
+    by_name = grouped(
+        ((pause.kind, pause.name), (analysis.rank, pause))
+        for analysis in analyses
+        for pause in analysis.cpu_pauses
+    )
     mean_over = max(1, len(analyses) * num_steps)
     found = [
         CpuPause(

@@ -33,10 +33,9 @@ def analyze_job(run: Run) -> JobResult:
     if job is None:
         return JobResult(kind=None, unavailable=(NO_RUN_DIRECTORY,))
     ordered = sorted(run.errors, key=lambda error: (error.is_peer_loss, error.time_ns))
-    by_mode: dict[str, list[tuple[int, Overhead]]] = {}
-    for entry in job.ranks:
-        for measured in entry.overhead:
-            by_mode.setdefault(measured.mode, []).append((entry.rank, measured))
+    by_mode = grouped(
+        (one.mode, (entry.rank, one)) for entry in job.ranks for one in entry.overhead
+    )
     return made_from(
         job,
         JobResult,
@@ -66,34 +65,28 @@ def _failure(job: RunFile) -> JobFailure | None:
 
 def _exits(entries: Iterable[RankEntry]) -> tuple[JobExit, ...]:
     """Exits combined over ranks; ranks that failed by themselves come first."""
-    grouped: dict[tuple[int | None, str, bool], list[int]] = {}
-    for entry in entries:
-        if entry.exit is not None:
-            key = (entry.exit.code, entry.exit.signal, entry.exit.by_launcher)
-            grouped.setdefault(key, []).append(entry.rank)
+    ended = [(entry.exit, entry.rank) for entry in entries if entry.exit is not None]
+    found = grouped(((end.code, end.signal, end.by_launcher), rank) for end, rank in ended)
     exits = [
         JobExit(ranks=tuple(ranks), code=code, signal=signal, by_launcher=by_launcher)
-        for (code, signal, by_launcher), ranks in grouped.items()
+        for (code, signal, by_launcher), ranks in found.items()
     ]
     return tuple(sorted(exits, key=lambda e: (e.by_launcher, e.code == 0, e.ranks)))
 
 
 def _probes(entries: Iterable[RankEntry]) -> tuple[ProbeState, ...]:
-    grouped: dict[tuple[str, str, str], list[tuple[int, int, int]]] = {}
-    for entry in entries:
-        for probe in entry.probes:
-            key = (probe.name, probe.state, probe.reason)
-            grouped.setdefault(key, []).append((entry.rank, probe.num_records, probe.num_dropped))
+    probes = [(probe, entry.rank) for entry in entries for probe in entry.probes]
+    found = grouped(((one.name, one.state, one.reason), (one, rank)) for one, rank in probes)
     return tuple(
         ProbeState(
             name=name,
             state=state,
             reason=reason,
-            ranks=tuple(rank for rank, _, _ in ranks),
-            num_records=sum(records for _, records, _ in ranks),
-            num_dropped=sum(dropped for _, _, dropped in ranks),
+            ranks=tuple(rank for _, rank in alike),
+            num_records=sum(one.num_records for one, _ in alike),
+            num_dropped=sum(one.num_dropped for one, _ in alike),
         )
-        for (name, state, reason), ranks in grouped.items()
+        for (name, state, reason), alike in found.items()
     )
 
 

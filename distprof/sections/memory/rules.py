@@ -212,9 +212,8 @@ def _named(kept: tuple[Region, ...], regions: tuple[Region, ...]) -> str:
     if not all(region.name for region in kept):
         places = fold_ranks(region.place for region in kept)
         return f"regions {places} of {len(regions)} in the forward pass"
-    alike: dict[str, list[Region]] = {}
-    for region in sorted(regions, key=lambda region: region.place):
-        alike.setdefault(_NUMBER.sub("", region.name), []).append(region)
+    ordered = sorted(regions, key=lambda region: region.place)
+    alike = grouped((_NUMBER.sub("", region.name), region) for region in ordered)
     ranges = []
     for same in alike.values():
         for is_kept, run in groupby(same, key=lambda region: region in kept):

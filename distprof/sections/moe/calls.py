@@ -216,26 +216,20 @@ def _calls(records: RankRecords) -> RoutedCalls | None:
         same_size = np.flatnonzero(experts == number)
         at = rows["first"][same_size][:, np.newaxis] + np.arange(number)
         tokens[same_size, :number] = records.expert_tokens[at]
-    tokens, dropped = _without_dropped(tokens, rows["capacity"], rows["dropped"])
+    # without dropped tokens if the capacity explains these
+    capacity, dropped = rows["capacity"], rows["dropped"]
+    room = np.where(capacity == ABSENT, np.iinfo(np.int64).max, capacity)
+    taken = np.minimum(tokens, room[:, np.newaxis])
+    explained = tokens.sum(axis=1) - taken.sum(axis=1) == dropped
     return RoutedCalls(
         step=rows["step"],
         layer=layers.codes.astype(np.int64),
         micro_batch=rows["micro_batch"],
-        dropped=dropped,
+        dropped=np.where(explained, 0, dropped),
         num_experts=experts,
-        tokens=tokens,
+        tokens=np.where(explained[:, np.newaxis], taken, tokens),
         names=layers.values,
     )
-
-
-def _without_dropped(
-    tokens: Int64Array, capacity: Int64Array, dropped: Int64Array
-) -> tuple[Int64Array, Int64Array]:
-    """Tokens without dropped ones if the capacity explains these, and the number still included."""
-    most = np.where(capacity == ABSENT, np.iinfo(np.int64).max, capacity)
-    taken = np.minimum(tokens, most[:, np.newaxis])
-    explained = tokens.sum(axis=1) - taken.sum(axis=1) == dropped
-    return np.where(explained[:, np.newaxis], taken, tokens), np.where(explained, 0, dropped)
 
 
 # All ranks ----------------------------------------------------------------------------------------

@@ -12,12 +12,14 @@ combine.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from distprof.artefacts.record import grouped
 from distprof.costs.moe import (
     Placement,
     contiguous_placement,
@@ -227,10 +229,7 @@ def measure_load(
     groups: Sequence[GroupExchanges], labels: Sequence[CallLabels], num_steps: int
 ) -> Load:
     """Balance and expert time of the ranks that share experts, per layer."""
-    parts: dict[str, list[_Part]] = {}
-    for group, label in zip(groups, labels, strict=True):
-        for name, part in _parts_of(group, label):
-            parts.setdefault(name, []).append(part)
+    parts = grouped(chain.from_iterable(map(_parts_of, groups, labels)))
     rows = [_row_of_layer(name, of_layer, num_steps) for name, of_layer in parts.items()]
     ranks = [
         row

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 import msgspec
 import numpy as np
 
+from distprof.artefacts.record import grouped
 from distprof.config import TopologyConfig
 from distprof.hardware import Sheet, recognise_gpu
 from distprof.run.evidence import PATHS, Machine, Machines
@@ -27,10 +28,9 @@ def nodes_of(run: Run) -> tuple[dict[str, tuple[int, ...]], str]:
     found: Mapping[str, Iterable[int]] = run.topology.nodes
     origin: str = run.topology.node_origin
     if not found and (log := run.get(NcclLog)) is not None:
-        nodes: dict[str, list[int]] = defaultdict(list)
-        for process, rank in _ranks_of_log(log).items():
-            nodes[log.processes[process].host].append(rank)
-        found, origin = nodes, "NCCL's log"
+        ranks_of = _ranks_of_log(log).items()
+        found = grouped((log.processes[process].host, rank) for process, rank in ranks_of)
+        origin = "NCCL's log"
     usable = {
         name: tuple(sorted({rank for rank in ranks if 0 <= rank < _MAX_RANK}))
         for name, ranks in found.items()

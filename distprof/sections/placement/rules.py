@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
+from distprof.artefacts.record import grouped
 from distprof.escape import fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule, worth
 from distprof.sections.moe import MoeResult
@@ -350,10 +350,7 @@ def far_network_card(placement: PlacementResult) -> Iterator[Draft]:
     """
     if len(placement.nodes) < 2:
         return  # no traffic leaves the machine
-    by_host: dict[str, list[CardPath]] = defaultdict(list)
-    for card in placement.cards:
-        by_host[card.host].append(card)
-    for host, gpus in by_host.items():
+    for host, gpus in grouped((card.host, card) for card in placement.cards).items():
         detours = [gpu for gpu in gpus if gpu.used_path == ACROSS_SOCKETS and _has_near(gpu)]
         remote = [gpu for gpu in gpus if gpu.path == ACROSS_SOCKETS]
         where = f"on {host}" if host else "on one node"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from distprof.artefacts.record import grouped
 from distprof.bounds import table_beside
 from distprof.escape import few_ranks
 from distprof.rules.base import Draft, rule
@@ -21,13 +22,11 @@ def troubled_nccl_rank(ras: RasResult) -> Iterator[Draft]:
     """Ranks that do not answer NCCL's RAS, report an error, or have launched fewer collectives than
     others.
     """
-    grouped: dict[tuple[str, str], list[TroubledRank]] = {}
-    for one in ras.troubled:
-        if one.kind != "behind" or ras.stands is not False:
-            grouped.setdefault((one.kind, one.text), []).append(one)
-    for (kind, text), ranks in grouped.items():
+    told = [one for one in ras.troubled if one.kind != "behind" or ras.stands is not False]
+    alike = grouped(((one.kind, one.text), one) for one in told)
+    for (kind, text), ranks in alike.items():
         yield _draft(kind, text, ranks, stands=ras.stands)
-    if ras.num_behind and ras.stands is not False and not any(k == "behind" for k, _ in grouped):
+    if ras.num_behind and ras.stands is not False and not any(k == "behind" for k, _ in alike):
         yield Draft(
             headline=f"{counted(ras.num_behind, 'rank')} launched fewer collectives than others",
             message="NCCL's output does not name them.",

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from distprof.artefacts.record import made_from
+from distprof.artefacts.record import grouped, made_from
 from distprof.artefacts.run_file import LoaderSettings, RunFile, SettingsFile
 from distprof.run.records import RankRecords
 from distprof.sections.context import ProbeRecords, RankAnalyses, RankAnalysis
@@ -53,11 +53,8 @@ def combine_settings(
     notes = dict.fromkeys(note for file in files for note in file.notes)
     # ranks of one node; without node numbers from a launcher, each host is a node
     entries = {entry.rank: entry for entry in job.ranks} if job is not None else {}
-    by_host: dict[tuple[str, int | None], list[SettingsFile]] = {}
-    for file in files:
-        entry = entries.get(file.rank)
-        if entry is not None:
-            by_host.setdefault((entry.host, entry.node), []).append(file)
+    known = [(entries[file.rank], file) for file in files if file.rank in entries]
+    by_host = grouped(((entry.host, entry.node), file) for entry, file in known)
     return SettingsResult(
         unavailable=(*unavailable, *notes),
         loaders=_loaders(files),
@@ -95,11 +92,9 @@ def with_traces(settings: SettingsResult, analyses: Mapping[int, RankAnalysis]) 
 def _merge_ranks(
     kind: type[_Setup], settings: Iterable[tuple[int, msgspec.Struct]]
 ) -> tuple[_Setup, ...]:
-    ranks: dict[msgspec.Struct, set[int]] = {}
-    for rank, one in settings:
-        ranks.setdefault(one, set()).add(rank)
+    ranks = grouped((one, rank) for rank, one in settings)
     return tuple(
-        made_from(one, kind, ranks=tuple(sorted(numbers))) for one, numbers in ranks.items()
+        made_from(one, kind, ranks=tuple(sorted({*numbers}))) for one, numbers in ranks.items()
     )
 
 
@@ -127,9 +122,7 @@ def _loaders(files: Sequence[SettingsFile]) -> tuple[LoaderSetup, ...]:
 
 
 def _first_batches(loaders: Sequence[tuple[int, LoaderSettings]]) -> int | None:
-    by_rank: dict[int, set[str]] = {}
-    for rank, one in loaders:
-        by_rank.setdefault(rank, set()).add(one.first_batch)
+    by_rank = grouped((rank, one.first_batch) for rank, one in loaders)
     if any("" in batches for batches in by_rank.values()):
         return None
     return len({frozenset(batches) for batches in by_rank.values()})

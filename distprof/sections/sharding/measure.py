@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.artefacts.fabric_file import FabricFile
+from distprof.artefacts.record import grouped
 from distprof.costs.operators import element_bytes
 from distprof.run.run import Rank, Run
 from distprof.run.tables import distinct
@@ -351,12 +352,9 @@ def shared_streams(
     traffic: Iterable[Sequence[AxisRows]], sharded: Set[str]
 ) -> tuple[SharedStream, ...]:
     """Data-parallel axes whose collectives run on compute streams, most exposed time first."""
-    by_axis: dict[str, list[AxisRows]] = defaultdict(list)
-    for of_rank in traffic:
-        for rows in of_rank:
-            if len(rows.among_kernels) and (rows.axis in _DATA or rows.axis in sharded):
-                by_axis[rows.axis].append(rows)
-    found = [_shared_stream(ranks) for ranks in by_axis.values()]
+    shared = [rows for of_rank in traffic for rows in of_rank if len(rows.among_kernels)]
+    judged = (rows for rows in shared if rows.axis in _DATA or rows.axis in sharded)
+    found = [_shared_stream(of) for of in grouped((one.axis, one) for one in judged).values()]
     kept = [one for one in found if one.per_step]
     return tuple(sorted(kept, key=lambda one: -one.exposed_ns_per_step))
 

@@ -263,18 +263,10 @@ class _Tally:
         self.num_incomparable += int((inside & ~comparable).sum())
         kept = inside & comparable
         self.num_incomplete += int(incomplete[kept].sum())
-        if kept.any():
-            step = first[kept].astype(np.int64)
-            self._add_judged(instance[kept], row[kept], rank_index[kept], step, residual_ns[kept])
-
-    def _add_judged(
-        self,
-        instance: Int64Array,
-        row: Int64Array,
-        rank_index: NDArray[np.int32],
-        step: Int64Array,
-        residual_ns: Int64Array,
-    ) -> None:
+        if not kept.any():
+            return
+        instance, row, rank_index = instance[kept], row[kept], rank_index[kept]
+        step, residual_ns = first[kept].astype(np.int64), residual_ns[kept]
         context, size = self.context, row.shape[1]
         start, root = context.start_ns[row], context.roots[instance]
         blamed = context.last_rank[np.maximum(root, 0)]

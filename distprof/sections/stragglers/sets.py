@@ -77,19 +77,24 @@ def find_sets(
 
 def _sets(slow: Slowness, blame: Blame, evidence: JobEvidence) -> Iterator[StragglerSet]:
     """The set, or two sets if some of its ranks are not to blame, such as for CPU contention."""
+    # In a large set, only :data:`MOST_EXAMINED` ranks, spread evenly over it, are examined, because
+    # each is compared with all others that are not slow.
+    positions = slow.episode.positions
+    examined = positions[:: -(-len(positions) // MOST_EXAMINED)]
+    own_time = evidence.own_time.without(positions, examined)
+    compared = replace(evidence, own_time=own_time)
+    causes = {position: _cause_in(slow, position, compared) for position in examined}
     # If most of the ranks are not to blame, none is: the others show another cause by chance.
-    causes = _causes_of(slow, evidence)
     excused = [at for at, cause in causes.items() if not cause.cause.is_own]
-    are_all_examined = len(causes) == len(slow.episode.positions)
-    if not excused or 2 * len(excused) > len(causes) or not are_all_examined:
+    if not excused or 2 * len(excused) > len(causes) or len(causes) < len(positions):
         yield _set(slow, list(causes.values()), blame, evidence)
         return
-    for positions in ([at for at in causes if at not in excused], excused):
+    for chosen in ([at for at in causes if at not in excused], excused):
         excess = np.zeros_like(slow.episode.excess_ns)
-        excess[positions] = slow.episode.excess_ns[positions]
+        excess[chosen] = slow.episode.excess_ns[chosen]
         episode = replace(slow.episode, excess_ns=excess)
         part = replace(slow, episode=episode, lost_ns=min(slow.lost_ns, episode.per_step_ns))
-        yield _set(part, [causes[at] for at in positions], blame, evidence)
+        yield _set(part, [causes[at] for at in chosen], blame, evidence)
 
 
 def _set(
@@ -186,17 +191,6 @@ def _once(sets: Sequence[StragglerSet], hidden: Mapping[int, str]) -> list[Strag
 
 
 # Causes -------------------------------------------------------------------------------------------
-
-
-def _causes_of(slow: Slowness, evidence: JobEvidence) -> dict[int, Cause]:
-    """Cause of each slow rank by position, from a comparison with ranks that are not slow."""
-    # In a large set, only :data:`MOST_EXAMINED` ranks, spread evenly over it, are examined, because
-    # each is compared with all others.
-    positions = slow.episode.positions
-    examined = positions[:: -(-len(positions) // MOST_EXAMINED)]
-    own_time = evidence.own_time.without(positions, examined)
-    compared = replace(evidence, own_time=own_time)
-    return {position: _cause_in(slow, position, compared) for position in examined}
 
 
 def _cause_in(slow: Slowness, position: int, evidence: JobEvidence) -> Cause:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from distprof.artefacts.record import grouped
-from distprof.schema import ABSENT, Bools, Floats, Int64Array
+from distprof.schema import ABSENT, Bools, Int64Array
 from distprof.sections.computation import SAVING_TITLES
 from distprof.sections.context import Own, Part, RankAnalysis
 from distprof.sections.idle import CPU_OPTIMIZER, is_optimizer
@@ -292,19 +292,14 @@ def _balanced_stages(graph: TraceGraph, sections: Sections) -> Int64Array | None
     names, number = np.unique(stage[marked], return_inverse=True)
     places = np.unique(number.astype(np.int64) * len(graph.ranks) + graph.owner[marked])
     copies = np.bincount(places // len(graph.ranks), minlength=len(names))
-    level = _levelled(np.bincount(number, work[marked], len(names)) / copies)
+    mean = np.bincount(number, work[marked], len(names)) / copies
+    # Work above the median is spread over all, unless GPUs of one model differ as much.
+    usual = float(np.median(mean))
+    beyond = np.where(abs(mean - usual) > ALIKE_RATIO * usual, mean - usual, 0.0)
+    level = (mean - beyond + beyond.mean()) / np.maximum(mean, 1)
     balanced = graph.own_total_ns.copy()
     balanced[marked] += np.rint(work[marked] * (level[number] - 1)).astype(np.int64)
     return balanced
-
-
-def _levelled(work: Floats) -> Floats:
-    """Factors on the work of positions: work above the median is spread over all."""
-    # Differences that are no larger than between GPUs of one model stay.
-    usual = float(np.median(work))
-    beyond = np.where(abs(work - usual) > ALIKE_RATIO * usual, work - usual, 0.0)
-    factors: Floats = (work - beyond + beyond.mean()) / np.maximum(work, 1)
-    return factors
 
 
 # Transfers ---------------------------------------------------------------------------------------

@@ -338,7 +338,20 @@ def _blocked(
     last = stretches.start.copy()
     np.maximum.at(last, at[exposed], end[exposed])
     continued_ns = end.copy()
-    row, stretch = _noted_late(issue_ns, end, ended, stretches, last, lag)
+    rows = np.flatnonzero(ended)
+    rows = rows[np.argsort(end[rows], kind="stable")]
+    stretch = np.flatnonzero(last < stretches.end)
+    at = np.searchsorted(end[rows], stretches.end[stretch], side="right")
+    stretch, at = stretch[at < len(rows)], at[at < len(rows)]
+    since, row = stretches.end[stretch], rows[at]
+    late, rest = end[row] - since, since - last[stretch]
+    most = np.minimum(np.maximum(lag[0], lag[1] * rest), rest)
+    fits = (late <= most) & (issue_ns[row] < since)
+    # Of the stretches that a row may have ended, the longest
+    order = np.flatnonzero(fits)[np.lexsort((rest[fits], row[fits]))]
+    row, stretch = row[order], stretch[order]
+    is_longest = np.append(row[1:] != row[:-1], np.ones(min(len(row), 1), np.bool_))
+    row, stretch = row[is_longest], stretch[is_longest]
     exposed[row] = True
     continued_ns[row] = last[stretch] = stretches.end[stretch]
     return exposed, continued_ns, Intervals(stretches.start, last)
@@ -410,30 +423,6 @@ def _needed_later(
     np.minimum.at(first, stretch, needed_ns[rows])
     result[rows[needed_ns[rows] > first[stretch]]] = True
     return result
-
-
-def _noted_late(
-    issue_ns: Int64Array,
-    end: Int64Array,
-    ended: Bools,
-    stretches: Intervals,
-    last: Int64Array,
-    lag: _Lag,
-) -> tuple[Int64Array, Int64Array]:
-    """Rows whose end was recorded late, and the longest stretch that each may have ended."""
-    rows = np.flatnonzero(ended)
-    rows = rows[np.argsort(end[rows], kind="stable")]
-    stretch = np.flatnonzero(last < stretches.end)
-    at = np.searchsorted(end[rows], stretches.end[stretch], side="right")
-    stretch, at = stretch[at < len(rows)], at[at < len(rows)]
-    since, row = stretches.end[stretch], rows[at]
-    late, rest = end[row] - since, since - last[stretch]
-    most = np.minimum(np.maximum(lag[0], lag[1] * rest), rest)
-    fits = (late <= most) & (issue_ns[row] < since)
-    order = np.flatnonzero(fits)[np.lexsort((rest[fits], row[fits]))]
-    row, stretch = row[order], stretch[order]
-    is_longest = np.append(row[1:] != row[:-1], np.ones(min(len(row), 1), np.bool_))
-    return row[is_longest], stretch[is_longest]
 
 
 def _own_time(

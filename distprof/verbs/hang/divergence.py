@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from distprof.artefacts.record import grouped
 from distprof.run.records import FlightState
 from distprof.schema import ABSENT, Int64Array
 from distprof.terms import CollectiveKind
@@ -394,11 +395,8 @@ def _point(group: JobGroup, kind: HangKind, seq: int, found: list[tuple[Member, 
 
 def _others(odd: Sequence[Member], seq: int) -> list[str]:
     """The operations that the differing ranks launched instead, one sentence per variant."""
-    by_what: dict[str, list[int]] = {}
-    for member in odd:
-        row = member.row_of(seq)
-        if row is not None:
-            by_what.setdefault(described(member, row), []).append(member.rank)
+    rows = ((member, member.row_of(seq)) for member in odd)
+    by_what = grouped((described(one, row), one.rank) for one, row in rows if row is not None)
     sentences = [f"{name_ranks(ranks)} launched {what}" for what, ranks in by_what.items()]
     more = len(sentences) - _MOST_NAMED
     return sentences[:_MOST_NAMED] + ([f"and {more} more variants"] if more > 0 else [])

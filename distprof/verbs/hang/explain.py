@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from distprof.artefacts.record import grouped
 from distprof.sections.ending.words import words
 from distprof.units import capitalized, format_duration, name_ranks, verb
 from distprof.verbs.hang import HangEvidence, HangKind, HangState, Stop
@@ -89,9 +90,8 @@ def _stopped(evidence: HangEvidence, stop: Stop, suspects: Sequence[int]) -> Exp
 
 def _places(evidence: HangEvidence) -> Iterator[str]:
     """Where the training threads are, one sentence per place."""
-    by_call: dict[str, list[int]] = {}
-    for rank, calls in sorted(evidence.stacks.items()):
-        by_call.setdefault(calls[0] if calls else "", []).append(rank)
+    stacks = sorted(evidence.stacks.items())
+    by_call = grouped((calls[0] if calls else "", rank) for rank, calls in stacks)
     for call, ranks in list(by_call.items())[:_MOST_NAMED]:
         if call:
             text = name_ranks(ranks)

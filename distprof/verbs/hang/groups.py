@@ -80,12 +80,29 @@ def job_groups(dumps: Sequence[FlightDump], world_size: int | None = None) -> li
         members = {group.name: group.ranks for group in dump.groups}
         for name, description in _names(dump).items():
             descriptions[name, dump.rank] = description
-            ranks = _ranks_of(name, description, members)
+            default = members.get("", ()) if description in DEFAULT_GROUPS else ()
+            ranks = members.get(name, default)
             if ranks and dump.rank in ranks:
                 parts.setdefault((name, ranks), []).append((dump, description))
             else:
                 loose.setdefault(name, []).append(dump)
-    _settle(loose, parts, descriptions, world_size)
+    # members of groups that no dump lists: ranks with a dump, or all for the default
+    for name, unlisted in list(loose.items()):
+        left = []
+        for dump in unlisted:
+            homes = [key for key in parts if key[0] == name and dump.rank in key[1]]
+            if len(homes) == 1:
+                parts[homes[0]].append((dump, descriptions[name, dump.rank]))
+            else:
+                left.append(dump)
+        if not left:
+            del loose[name]
+            continue
+        seen = {dump.rank for dump in left}
+        texts = [descriptions[name, dump.rank] for dump in left]
+        if world_size and "default_pg" in texts:
+            seen |= set(range(world_size))
+        parts[name, tuple(sorted(seen))] = list(zip(left, texts, strict=True))
     joined = _names_of_numbers(dumps)
     return [
         _job_group(key, found, joined, known=key[1] != () and key[0] not in loose)
@@ -108,41 +125,6 @@ def _names(dump: FlightDump) -> dict[str, str]:
         # gloo calls the default group "" in one place and "0" in another
         del descriptions[""]
     return descriptions
-
-
-def _ranks_of(
-    name: str, description: str, members: Mapping[str, tuple[int, ...]]
-) -> tuple[int, ...]:
-    if name in members:
-        return members[name]
-    if description in DEFAULT_GROUPS and "" in members:
-        return members[""]
-    return ()
-
-
-def _settle(
-    loose: dict[str, list[FlightDump]],
-    parts: dict[_Key, list[tuple[FlightDump, str]]],
-    descriptions: Mapping[tuple[str, int], str],
-    world_size: int | None,
-) -> None:
-    """Set the members of groups that no dump lists: ranks with a dump, or all for the default."""
-    for name, dumps in list(loose.items()):
-        left = []
-        for dump in dumps:
-            homes = [key for key in parts if key[0] == name and dump.rank in key[1]]
-            if len(homes) == 1:
-                parts[homes[0]].append((dump, descriptions[name, dump.rank]))
-            else:
-                left.append(dump)
-        if not left:
-            del loose[name]
-            continue
-        seen = {dump.rank for dump in left}
-        texts = [descriptions[name, dump.rank] for dump in left]
-        if world_size and "default_pg" in texts:
-            seen |= set(range(world_size))
-        parts[name, tuple(sorted(seen))] = list(zip(left, texts, strict=True))
 
 
 def _names_of_numbers(dumps: Sequence[FlightDump]) -> dict[int, dict[int, str]]:

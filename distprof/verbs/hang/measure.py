@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
+from distprof.artefacts.record import grouped
 from distprof.escape import headed
 from distprof.run.records import FLIGHT, FlightDump
 from distprof.schema import ABSENT, Table
@@ -159,8 +159,22 @@ def _diagnosis(groups: Sequence[JobGroup], evidence: HangEvidence) -> Diagnosis:
         # operations launched just before the dump cannot explain an earlier hang: they are last
         roots = independent_roots(points, mismatches, messages)
         roots = sorted(roots, key=lambda root: _is_fresh(root.point, evidence))
-        if roots:
-            return _stuck(roots, points, groups, unfinished, messages, evidence)
+        if not roots:
+            continue
+        if _is_fresh(roots[0].point, evidence):
+            return Diagnosis(state=HangState.IN_FLIGHT, groups=tuple(groups))
+        group = roots[0].point.group
+        same = [point for point in unfinished if point.group is group and point.missing]
+        roots += [root for point in same for root in _stopped_before(point, roots)]
+        return Diagnosis(
+            state=HangState.STUCK,
+            point=roots[0].point,
+            roots=tuple(root for root in roots if not _is_fresh(root.point, evidence)),
+            points=tuple(points),
+            groups=tuple(groups),
+            unfinished=same[0] if same else None,
+            messages=messages,
+        )
     return _all_launched(unfinished, groups, evidence)
 
 
@@ -177,32 +191,6 @@ def _may_wait(group: JobGroup, evidence: HangEvidence) -> bool:
 
 def _records_completion(group: JobGroup) -> bool:
     return any(member.records_completion for member in group.members.values())
-
-
-def _stuck(
-    roots: Sequence[Root],
-    points: Sequence[Point],
-    groups: Sequence[JobGroup],
-    unfinished: Sequence[Point],
-    messages: tuple[Point, ...],
-    evidence: HangEvidence,
-) -> Diagnosis:
-    """A stuck job, with its roots and the unfinished operation of the first root's group."""
-    if _is_fresh(roots[0].point, evidence):
-        return Diagnosis(state=HangState.IN_FLIGHT, groups=tuple(groups))
-    group = roots[0].point.group
-    same = [point for point in unfinished if point.group is group and point.missing]
-    stopped = [root for point in same for root in _stopped_before(point, roots)]
-    roots = [*roots, *stopped]
-    return Diagnosis(
-        state=HangState.STUCK,
-        point=roots[0].point,
-        roots=tuple(root for root in roots if not _is_fresh(root.point, evidence)),
-        points=tuple(points),
-        groups=tuple(groups),
-        unfinished=same[0] if same else None,
-        messages=messages,
-    )
 
 
 def _stopped_before(point: Point, roots: Sequence[Root]) -> list[Root]:
@@ -385,9 +373,7 @@ def _position(
 
 def _folded(stacks: Mapping[int, tuple[str, ...]]) -> tuple[StackOfRanks, ...]:
     """Ranks grouped by identical stacks, the rarest first."""
-    by_stack: dict[tuple[str, ...], list[int]] = defaultdict(list)
-    for rank in sorted(stacks):
-        by_stack[stacks[rank]].append(rank)
+    by_stack = grouped((stacks[rank], rank) for rank in sorted(stacks))
     stacks_of_ranks = [
         StackOfRanks(ranks=tuple(ranks), calls=calls) for calls, ranks in by_stack.items()
     ]
@@ -396,10 +382,7 @@ def _folded(stacks: Mapping[int, tuple[str, ...]]) -> tuple[StackOfRanks, ...]:
 
 def _notes(evidence: HangEvidence) -> tuple[str, ...]:
     """Notes on evidence and dumps, with identical notes on several ranks in one sentence."""
-    by_note: dict[str, list[int]] = defaultdict(list)
-    for dump in evidence.dumps:
-        for note in dump.notes:
-            by_note[note].append(dump.rank)
+    by_note = grouped((note, dump.rank) for dump in evidence.dumps for note in dump.notes)
     notes = [f"{name_ranks(ranks)}: {note}" for note, ranks in by_note.items()]
     num_more = len(notes) - _MOST_NOTES
     more = (f"{num_more:,} more notes on dumps.",) if num_more > 0 else ()

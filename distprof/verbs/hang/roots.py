@@ -76,7 +76,15 @@ def _roots_in(web: Sequence[Point], mismatches: Sequence[Point]) -> list[Root]:
     stuck = set(first.ranks)
     if first.point in differing:
         stuck |= {*first.point.waiting, *first.point.missing}
-    return [first, *_further_roots(web, differing, [rank for rank in roots if rank not in stuck])]
+    # other ranks that wait for no rank, at the first operation in which others wait for them
+    ranks_at: dict[int, list[int]] = {}
+    at = sorted((point for point in web if point not in differing), key=when)
+    for rank in roots:
+        index = next((i for i, point in enumerate(at) if rank in point.blamed), None)
+        if index is not None and rank not in stuck:
+            ranks_at.setdefault(index, []).append(rank)
+    further = [Root(point=at[i], ranks=tuple(sorted(ranks))) for i, ranks in ranks_at.items()]
+    return [first, *further]
 
 
 def _first_root(
@@ -89,16 +97,3 @@ def _first_root(
         return Root(point=mismatch, ranks=mismatch.missing)
     ranks = tuple(rank for rank in roots if in_circle or rank in point.blamed)
     return Root(point=point, ranks=ranks or point.blamed, in_circle=in_circle)
-
-
-def _further_roots(
-    web: Sequence[Point], differing: Sequence[Point], roots: Sequence[int]
-) -> list[Root]:
-    """Other ranks that wait for no rank, at the first operation in which others wait for them."""
-    ranks_at: dict[int, list[int]] = {}
-    at = sorted((point for point in web if point not in differing), key=when)
-    for rank in roots:
-        index = next((i for i, point in enumerate(at) if rank in point.blamed), None)
-        if index is not None:
-            ranks_at.setdefault(index, []).append(rank)
-    return [Root(point=at[i], ranks=tuple(sorted(ranks))) for i, ranks in ranks_at.items()]

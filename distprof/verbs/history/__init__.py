@@ -17,6 +17,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from distprof.artefacts.record import grouped
 from distprof.artefacts.summary_file import Fingerprint, SummaryFile, differences
 from distprof.costs.repeats import compare_pairs, pseudo_median
 from distprof.verbs import Displayed
@@ -135,9 +136,8 @@ def series_of(print_: Fingerprint) -> str:
 
 def by_series(summaries: Sequence[SummaryFile]) -> dict[str, list[SummaryFile]]:
     """Runs of each series, oldest first; the series with the newest run first."""
-    found: dict[str, list[SummaryFile]] = {}
-    for summary in sorted(summaries, key=lambda one: one.created_ns):
-        found.setdefault(series_of(summary.fingerprint), []).append(summary)
+    ordered = sorted(summaries, key=lambda one: one.created_ns)
+    found = grouped((series_of(summary.fingerprint), summary) for summary in ordered)
     return dict(sorted(found.items(), key=lambda item: -item[1][-1].created_ns))
 
 

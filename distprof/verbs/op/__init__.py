@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from importlib.resources import files
 from math import ceil, prod
 from pprint import pformat
@@ -174,7 +174,11 @@ def _resolve(name: str, times: dict[tuple[str, bool], int]) -> tuple[str, bool]:
         if len(found) == 1:
             return found[0]
         if found:
-            raise UsageError(_several(name, sorted(found, key=lambda key: -times[key]), times))
+            found = sorted(found, key=lambda key: -times[key])
+            lines = [f"  {format_duration(times[key])}  {shorten(key[0], 100)}" for key in found]
+            more = [f"  and {len(lines) - _MOST_LISTED} more"] * (len(lines) > _MOST_LISTED)
+            text = f"{plain(name)!r} fits {len(found)} operators and kernels: name one in full"
+            raise UsageError("\n".join((text, *lines[:_MOST_LISTED], *more)))
     near = difflib.get_close_matches(name, [one for one, _ in times], n=3, cutoff=0.5)
     hint = f": did you mean {' or '.join(plain(one) for one in near)}?" if near else ""
     raise UsageError(f"no operator or kernel {plain(name)!r} in the analysed steps{hint}")
@@ -200,15 +204,6 @@ def _times(calls: KernelCalls) -> dict[tuple[str, bool], int]:
     texts = calls.kernels.values
     sums = np.bincount(calls.kernels.codes, calls.counted_ns, len(texts)).tolist()
     return times | {(name, True): int(ns) for name, ns in zip(texts, sums, strict=True) if ns}
-
-
-def _several(
-    name: str, found: Sequence[tuple[str, bool]], times: dict[tuple[str, bool], int]
-) -> str:
-    lines = [f"  {format_duration(times[key])}  {shorten(key[0], 100)}" for key in found]
-    more = [f"  and {len(lines) - _MOST_LISTED} more"] if len(lines) > _MOST_LISTED else []
-    text = f"{plain(name)!r} fits {len(found)} operators and kernels: name one in full\n"
-    return text + "\n".join((*lines[:_MOST_LISTED], *more))
 
 
 def _of_operator(calls: KernelCalls, name: str) -> KernelCalls:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from distprof.artefacts.record import grouped
 from distprof.costs import collectives as volumes
 from distprof.costs.collectives import collective_time
 from distprof.costs.pipeline import bubble_fraction, bubble_overhead
@@ -274,10 +275,8 @@ def _data(question: Question, layout: Layout, work: _Work) -> Iterator[_Axis]:
         groups = [(layout.replicas, stride, dense + experts)]
     elif own > 1:
         groups.append((own, stride * layout.ep, experts))
-    by_name: dict[str, list[_Axis]] = {}
-    for group in groups:
-        for part in _synchronised(question, layout, work, *group):
-            by_name.setdefault(part.axis, []).append(part)
+    found = (part for group in groups for part in _synchronised(question, layout, work, *group))
+    by_name = grouped((part.axis, part) for part in found)
     for parts in by_name.values():  # the axis describes the larger group
         yield replace(
             max(parts, key=lambda part: part.ranks),

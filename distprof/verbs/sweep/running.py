@@ -25,6 +25,7 @@ from msgspec.structs import replace
 
 from distprof.artefacts import RUN_FILE
 from distprof.artefacts.files import write_atomically
+from distprof.artefacts.record import grouped
 from distprof.artefacts.run_file import RunFile
 from distprof.artefacts.summary_file import SWEEP_FILE, SWEEP_SCHEMA, SweepFile, SweepRun
 from distprof.bounds import read_plain
@@ -310,10 +311,8 @@ def _reporter(
 
 def _left_s(sweep: SweepFile, number: int, elapsed_s: float) -> float | None:
     """Remaining time, from the mean of runs of the same size, or of all runs if there are none."""
-    took: dict[int, list[float]] = {}
-    for run in sweep.runs:
-        if run.state == "done" and run.took_s is not None:
-            took.setdefault(run.ranks, []).append(run.took_s)
+    done = (run for run in sweep.runs if run.state == "done")
+    took = grouped((run.ranks, run.took_s) for run in done if run.took_s is not None)
     if not took:
         return None
     by_size = {ranks: fmean(times) for ranks, times in took.items()}

@@ -1,1 +1,0 @@
-"""Rules on planned layouts."""
