@@ -43,7 +43,7 @@ from distprof.costs.collectives import bus_factor
 from distprof.costs.fabric import fitted, point
 from distprof.errors import InputError, SchemaError, StatementError
 from distprof.ingest.communication import collective_kind
-from distprof.ingest.wrapped import SNIFFED_BYTES, without_wrapping
+from distprof.ingest.wrapped import lines_of
 from distprof.terms import CollectiveKind
 from distprof.units import format_bytes
 
@@ -129,7 +129,7 @@ def read_fabric(source: str) -> FabricFile:
             found="a larger file",
             fix="keep only the part that nccl-tests printed",
         )
-    data = without_wrapping(io.BytesIO(data), data[:SNIFFED_BYTES], keeps_labels=False).read()
+    data = lines_of(data)
     if data.lstrip()[:1] == b"{":
         return _own(data, source)
     lines = data.decode("utf-8", "replace").splitlines()

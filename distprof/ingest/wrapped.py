@@ -117,14 +117,25 @@ def without_wrapping(stream: BinaryIO, start: bytes, *, keeps_labels: bool) -> B
 
     ``keeps_labels`` keeps the dates of containers' runtimes and the names before each line.
     """
-    if start[:2] in _UTF_16:
-        steps = _steps(start.decode("utf-16", "replace").encode(), keeps_labels=keeps_labels)
-    else:
-        is_other = b"\0" in start[:4096] or (begins_object(start) and not _DOCKER.match(start))
-        steps = () if is_other else _steps(start, keeps_labels=keeps_labels)
-        if not (steps or start.startswith(codecs.BOM_UTF8)):
-            return stream
+    made = _made(start, keeps_labels=keeps_labels)
+    stream = stream if made is None else io.BufferedReader(_Unwrapped(stream, made), _BLOCK_BYTES)
+    return cast("BinaryIO", stream)
+
+
+def lines_of(data: bytes) -> bytes:
+    """The lines themselves of a file that was read whole."""
+    made = _made(data[:SNIFFED_BYTES], keeps_labels=False)
+    return data if made is None else made()(data)
+
+
+def _made(start: bytes, *, keeps_labels: bool) -> Callable[[], _Change] | None:
+    """What makes a change of blocks, for each reading of the file; None if it changes nothing."""
     is_wide = start[:2] in _UTF_16
+    text = start.decode("utf-16", "replace").encode() if is_wide else start
+    is_other = b"\0" in text[:4096] or (begins_object(text) and not _DOCKER.match(text))
+    steps = () if is_other else _steps(text, keeps_labels=keeps_labels)
+    if not (is_wide or steps or start.startswith(codecs.BOM_UTF8)):
+        return None
 
     def made() -> _Change:
         decode = codecs.getincrementaldecoder("utf-16")("replace").decode
@@ -138,7 +149,7 @@ def without_wrapping(stream: BinaryIO, start: bytes, *, keeps_labels: bool) -> B
 
         return change
 
-    return cast("BinaryIO", io.BufferedReader(_Unwrapped(stream, made), _BLOCK_BYTES))
+    return made
 
 
 @lru_cache(16)  # several readers look at the start of each file
