@@ -118,8 +118,9 @@ def without_wrapping(stream: BinaryIO, start: bytes, *, keeps_labels: bool) -> B
     ``keeps_labels`` keeps the dates of containers' runtimes and the names before each line.
     """
     made = _made(start, keeps_labels=keeps_labels)
-    stream = stream if made is None else io.BufferedReader(_Unwrapped(stream, made), _BLOCK_BYTES)
-    return cast("BinaryIO", stream)
+    if made is None:
+        return stream
+    return cast("BinaryIO", io.BufferedReader(_Unwrapped(stream, made), _BLOCK_BYTES))
 
 
 def lines_of(data: bytes) -> bytes:
