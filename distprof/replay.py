@@ -8,7 +8,6 @@ input. Many sets of durations can be simulated at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -114,7 +113,16 @@ def simulate(
     end = np.add(start, wide_duration, order="C")
     compiled = kernel()
     if compiled is not None and start.size and _is_for_kernel(start.dtype, parts):
-        _simulate_compiled(compiled, graph, duration, delay, start, end)
+        compiled.simulate(  # the same additions, with results in the last two arguments
+            graph.num_operations,
+            start.shape[1] if start.ndim > 1 else 1,
+            start.dtype == np.float64,
+            *map(np.ascontiguousarray, (graph.source, graph.target, graph.edge)),
+            np.ascontiguousarray(duration, start.dtype),
+            None if delay is None else np.ascontiguousarray(delay, start.dtype),
+            start,
+            end,
+        )
         return Times(start=start, end=end)
     on_edge = None if delay is None else _as_wide(delay, shape)[graph.edge]
     for low, high in graph.levels:
@@ -136,31 +144,6 @@ def _is_for_kernel(dtype: np.dtype[Any], parts: Sequence[NDArray[Any]]) -> bool:
     if dtype == np.int64:
         return True
     return dtype == np.float64 and all(bool(np.isfinite(part).all()) for part in parts)
-
-
-def _simulate_compiled(
-    compiled: ModuleType,
-    graph: Graph,
-    duration: NDArray[Any],
-    delay: NDArray[Any] | None,
-    start: NDArray[Any],
-    end: NDArray[Any],
-) -> None:
-    """Run the same additions in the kernel, with results in ``start`` and ``end``."""
-
-    def as_time(values: NDArray[Any]) -> NDArray[Any]:
-        return np.ascontiguousarray(values, start.dtype)
-
-    compiled.simulate(
-        graph.num_operations,
-        start.shape[1] if start.ndim > 1 else 1,
-        start.dtype == np.float64,
-        *(np.ascontiguousarray(ends) for ends in (graph.source, graph.target, graph.edge)),
-        as_time(duration),
-        None if delay is None else as_time(delay),
-        start,
-        end,
-    )
 
 
 def critical_path(graph: Graph, times: Times, *, delay: NDArray[Any] | None = None) -> Int64Array:

@@ -343,7 +343,7 @@ def files_of_evidence(sources: Sequence[str]) -> list[str]:
 def _one_of_each(source: str, sources: Sequence[SourceFile]) -> list[SourceFile]:
     """One file of each kind, in the order of kinds."""
     ordered = sorted(sources, key=lambda one: (one[0].place, one[1]))
-    by_kind = grouped((one[0].place, one) for one in ordered)
+    by_kind = grouped([(one[0].place, one) for one in ordered])
     return [_only_one(source, several) for several in by_kind.values()]
 
 

@@ -142,7 +142,7 @@ def _traced_steps(report: Report) -> tuple[int, ...]:
     """Durations of the analysed steps on the median rank."""
     if report.step_time.median_ns is None:
         return ()
-    by_step = grouped((row.step, row.span_ns) for row in report.breakdown.steps)
+    by_step = grouped([(row.step, row.span_ns) for row in report.breakdown.steps])
     return tuple(int(np.median(by_step[step])) for step in sorted(by_step))
 
 

@@ -88,7 +88,7 @@ def _known(value: np.int64) -> int | None:
 def _without_device(run: Run) -> tuple[Gap, ...]:
     """Ranks whose device was not recorded, one gap per reason."""
     reasons = ((rank.quality.no_device, rank.rank) for rank in run.ranks)
-    ranks_of = grouped((why, rank) for why, rank in reasons if why)
+    ranks_of = grouped([(why, rank) for why, rank in reasons if why])
     whole = len(run.ranks)
     return tuple(
         Gap(

@@ -205,7 +205,7 @@ def collective_trains(
 ) -> tuple[CollectiveTrain, ...]:
     """Mean trains over all ranks and steps, longest first."""
     by_kind = grouped(
-        ((train.kind, train.group), (rank, train)) for rank, trains in ranks for train in trains
+        [((train.kind, train.group), (rank, train)) for rank, trains in ranks for train in trains]
     )
     samples = max(num_samples, 1)
     rows = [

@@ -266,9 +266,11 @@ def analyze_idle(analyses: RankAnalyses) -> IdleResult:
 
 def _combined_pauses(analyses: Sequence[RankAnalysis], num_steps: int) -> tuple[CpuPause, ...]:
     by_name = grouped(
-        ((pause.kind, pause.name), (analysis.rank, pause))
-        for analysis in analyses
-        for pause in analysis.cpu_pauses
+        [
+            ((pause.kind, pause.name), (analysis.rank, pause))
+            for analysis in analyses
+            for pause in analysis.cpu_pauses
+        ]
     )
     mean_over = max(1, len(analyses) * num_steps)
     found = [

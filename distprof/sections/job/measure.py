@@ -34,7 +34,7 @@ def analyze_job(run: Run) -> JobResult:
         return JobResult(kind=None, unavailable=(NO_RUN_DIRECTORY,))
     ordered = sorted(run.errors, key=lambda error: (error.is_peer_loss, error.time_ns))
     by_mode = grouped(
-        (one.mode, (entry.rank, one)) for entry in job.ranks for one in entry.overhead
+        [(one.mode, (entry.rank, one)) for entry in job.ranks for one in entry.overhead]
     )
     return made_from(
         job,
@@ -66,7 +66,7 @@ def _failure(job: RunFile) -> JobFailure | None:
 def _exits(entries: Iterable[RankEntry]) -> tuple[JobExit, ...]:
     """Exits combined over ranks; ranks that failed by themselves come first."""
     ended = [(entry.exit, entry.rank) for entry in entries if entry.exit is not None]
-    found = grouped(((end.code, end.signal, end.by_launcher), rank) for end, rank in ended)
+    found = grouped([((end.code, end.signal, end.by_launcher), rank) for end, rank in ended])
     exits = [
         JobExit(ranks=tuple(ranks), code=code, signal=signal, by_launcher=by_launcher)
         for (code, signal, by_launcher), ranks in found.items()
@@ -76,7 +76,7 @@ def _exits(entries: Iterable[RankEntry]) -> tuple[JobExit, ...]:
 
 def _probes(entries: Iterable[RankEntry]) -> tuple[ProbeState, ...]:
     probes = [(probe, entry.rank) for entry in entries for probe in entry.probes]
-    found = grouped(((one.name, one.state, one.reason), (one, rank)) for one, rank in probes)
+    found = grouped([((one.name, one.state, one.reason), (one, rank)) for one, rank in probes])
     return tuple(
         ProbeState(
             name=name,

@@ -213,7 +213,7 @@ def _named(kept: tuple[Region, ...], regions: tuple[Region, ...]) -> str:
         places = fold_ranks(region.place for region in kept)
         return f"regions {places} of {len(regions)} in the forward pass"
     ordered = sorted(regions, key=lambda region: region.place)
-    alike = grouped((_NUMBER.sub("", region.name), region) for region in ordered)
+    alike = grouped([(_NUMBER.sub("", region.name), region) for region in ordered])
     ranges = []
     for same in alike.values():
         for is_kept, run in groupby(same, key=lambda region: region in kept):

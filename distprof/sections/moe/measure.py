@@ -12,7 +12,6 @@ combine.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import msgspec
@@ -229,7 +228,8 @@ def measure_load(
     groups: Sequence[GroupExchanges], labels: Sequence[CallLabels], num_steps: int
 ) -> Load:
     """Balance and expert time of the ranks that share experts, per layer."""
-    parts = grouped(chain.from_iterable(map(_parts_of, groups, labels)))
+    labelled = zip(groups, labels, strict=True)
+    parts = grouped([part for group, label in labelled for part in _parts_of(group, label)])
     rows = [_row_of_layer(name, of_layer, num_steps) for name, of_layer in parts.items()]
     ranks = [
         row

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from distprof.artefacts.record import shared_fields
+from distprof.artefacts.record import grouped, shared_fields
 from distprof.costs.known_schedules import SCHEDULES, orders
 from distprof.costs.pipeline import Orders, bubble_fraction, in_flight_of, replay
 from distprof.run.tables import runs_of
@@ -115,11 +115,8 @@ class _Pipeline(msgspec.Struct, frozen=True, kw_only=True):
 
 def groups_of(pipelines: Sequence[PipelineSlots]) -> tuple[PipelineGroup, ...]:
     """One group per shape of pipeline; pipelines without a complete step are left out."""
-    by_shape: dict[tuple[object, ...], list[_Pipeline]] = {}
-    for given in pipelines:
-        pipeline = _observed(given)
-        if pipeline is not None:
-            by_shape.setdefault(pipeline.shape, []).append(pipeline)
+    observed = [one for one in map(_observed, pipelines) if one is not None]
+    by_shape = grouped([(one.shape, one) for one in observed])
     return tuple(_group(same_shape) for same_shape in by_shape.values())
 
 

@@ -29,7 +29,7 @@ def nodes_of(run: Run) -> tuple[dict[str, tuple[int, ...]], str]:
     origin: str = run.topology.node_origin
     if not found and (log := run.get(NcclLog)) is not None:
         ranks_of = _ranks_of_log(log).items()
-        found = grouped((log.processes[process].host, rank) for process, rank in ranks_of)
+        found = grouped([(log.processes[process].host, rank) for process, rank in ranks_of])
         origin = "NCCL's log"
     usable = {
         name: tuple(sorted({rank for rank in ranks if 0 <= rank < _MAX_RANK}))

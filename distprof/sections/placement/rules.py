@@ -350,7 +350,7 @@ def far_network_card(placement: PlacementResult) -> Iterator[Draft]:
     """
     if len(placement.nodes) < 2:
         return  # no traffic leaves the machine
-    for host, gpus in grouped((card.host, card) for card in placement.cards).items():
+    for host, gpus in grouped([(card.host, card) for card in placement.cards]).items():
         detours = [gpu for gpu in gpus if gpu.used_path == ACROSS_SOCKETS and _has_near(gpu)]
         remote = [gpu for gpu in gpus if gpu.path == ACROSS_SOCKETS]
         where = f"on {host}" if host else "on one node"

@@ -23,7 +23,7 @@ def troubled_nccl_rank(ras: RasResult) -> Iterator[Draft]:
     others.
     """
     told = [one for one in ras.troubled if one.kind != "behind" or ras.stands is not False]
-    alike = grouped(((one.kind, one.text), one) for one in told)
+    alike = grouped([((one.kind, one.text), one) for one in told])
     for (kind, text), ranks in alike.items():
         yield _draft(kind, text, ranks, stands=ras.stands)
     if ras.num_behind and ras.stands is not False and not any(k == "behind" for k, _ in alike):

@@ -54,7 +54,7 @@ def combine_settings(
     # ranks of one node; without node numbers from a launcher, each host is a node
     entries = {entry.rank: entry for entry in job.ranks} if job is not None else {}
     known = [(entries[file.rank], file) for file in files if file.rank in entries]
-    by_host = grouped(((entry.host, entry.node), file) for entry, file in known)
+    by_host = grouped([((entry.host, entry.node), file) for entry, file in known])
     return SettingsResult(
         unavailable=(*unavailable, *notes),
         loaders=_loaders(files),
@@ -92,7 +92,7 @@ def with_traces(settings: SettingsResult, analyses: Mapping[int, RankAnalysis]) 
 def _merge_ranks(
     kind: type[_Setup], settings: Iterable[tuple[int, msgspec.Struct]]
 ) -> tuple[_Setup, ...]:
-    ranks = grouped((one, rank) for rank, one in settings)
+    ranks = grouped([(one, rank) for rank, one in settings])
     return tuple(
         made_from(one, kind, ranks=tuple(sorted({*numbers}))) for one, numbers in ranks.items()
     )
@@ -122,7 +122,7 @@ def _loaders(files: Sequence[SettingsFile]) -> tuple[LoaderSetup, ...]:
 
 
 def _first_batches(loaders: Sequence[tuple[int, LoaderSettings]]) -> int | None:
-    by_rank = grouped((rank, one.first_batch) for rank, one in loaders)
+    by_rank = grouped([(rank, one.first_batch) for rank, one in loaders])
     if any("" in batches for batches in by_rank.values()):
         return None
     return len({frozenset(batches) for batches in by_rank.values()})

@@ -354,7 +354,7 @@ def shared_streams(
     """Data-parallel axes whose collectives run on compute streams, most exposed time first."""
     shared = [rows for of_rank in traffic for rows in of_rank if len(rows.among_kernels)]
     judged = (rows for rows in shared if rows.axis in _DATA or rows.axis in sharded)
-    found = [_shared_stream(of) for of in grouped((one.axis, one) for one in judged).values()]
+    found = [_shared_stream(of) for of in grouped([(one.axis, one) for one in judged]).values()]
     kept = [one for one in found if one.per_step]
     return tuple(sorted(kept, key=lambda one: -one.exposed_ns_per_step))
 

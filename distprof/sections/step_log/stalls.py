@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from distprof.artefacts.record import grouped
 from distprof.artefacts.records import CollectivesRecord
 from distprof.artefacts.run_file import RunFile
 from distprof.join.gpu_waits import (
@@ -265,10 +266,8 @@ def _at(shared: Int64Array, step: Int64Array, ns: Int64Array) -> Int64Array:
 def groups_of(ranks: Sequence[int], job: RunFile) -> list[tuple[int, ...]]:
     """Positions of CPU ranks, grouped by pipeline stage."""
     place = {rank: position for position, rank in enumerate(ranks)}
-    found: dict[int, list[int]] = {}
-    for entry in job.ranks:
-        if entry.device == "cpu" and entry.rank in place:
-            found.setdefault(entry.coordinates.get("pp", 0), []).append(place[entry.rank])
+    on_cpu = [entry for entry in job.ranks if entry.device == "cpu" and entry.rank in place]
+    found = grouped([(entry.coordinates.get("pp", 0), place[entry.rank]) for entry in on_cpu])
     return [tuple(group) for group in found.values() if len(group) > 1]
 
 

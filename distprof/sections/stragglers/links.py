@@ -79,9 +79,7 @@ def find_slow_links(
     events = [lasting, *_for_a_time(run, transfers, {one.place for one in lasting}, steps)]
     found: list[SlowLink] = []
     for event in events:
-        by_ranks: dict[tuple[int, ...], list[_Slow]] = {}
-        for one, ranks in zip(event, _blamed(run, event), strict=True):
-            by_ranks.setdefault(ranks, []).append(one)
+        by_ranks = grouped(zip(_blamed(run, event), event, strict=True))
         found += [
             _link(run, slow, ranks, max(len(steps), 1), mean_step_ns)
             for ranks, slow in by_ranks.items()

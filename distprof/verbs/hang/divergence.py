@@ -396,7 +396,7 @@ def _point(group: JobGroup, kind: HangKind, seq: int, found: list[tuple[Member, 
 def _others(odd: Sequence[Member], seq: int) -> list[str]:
     """The operations that the differing ranks launched instead, one sentence per variant."""
     rows = ((member, member.row_of(seq)) for member in odd)
-    by_what = grouped((described(one, row), one.rank) for one, row in rows if row is not None)
+    by_what = grouped([(described(one, row), one.rank) for one, row in rows if row is not None])
     sentences = [f"{name_ranks(ranks)} launched {what}" for what, ranks in by_what.items()]
     more = len(sentences) - _MOST_NAMED
     return sentences[:_MOST_NAMED] + ([f"and {more} more variants"] if more > 0 else [])

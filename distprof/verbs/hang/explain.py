@@ -91,7 +91,7 @@ def _stopped(evidence: HangEvidence, stop: Stop, suspects: Sequence[int]) -> Exp
 def _places(evidence: HangEvidence) -> Iterator[str]:
     """Where the training threads are, one sentence per place."""
     stacks = sorted(evidence.stacks.items())
-    by_call = grouped((calls[0] if calls else "", rank) for rank, calls in stacks)
+    by_call = grouped([(calls[0] if calls else "", rank) for rank, calls in stacks])
     for call, ranks in list(by_call.items())[:_MOST_NAMED]:
         if call:
             text = name_ranks(ranks)

@@ -373,7 +373,7 @@ def _position(
 
 def _folded(stacks: Mapping[int, tuple[str, ...]]) -> tuple[StackOfRanks, ...]:
     """Ranks grouped by identical stacks, the rarest first."""
-    by_stack = grouped((stacks[rank], rank) for rank in sorted(stacks))
+    by_stack = grouped([(stacks[rank], rank) for rank in sorted(stacks)])
     stacks_of_ranks = [
         StackOfRanks(ranks=tuple(ranks), calls=calls) for calls, ranks in by_stack.items()
     ]
@@ -382,7 +382,7 @@ def _folded(stacks: Mapping[int, tuple[str, ...]]) -> tuple[StackOfRanks, ...]:
 
 def _notes(evidence: HangEvidence) -> tuple[str, ...]:
     """Notes on evidence and dumps, with identical notes on several ranks in one sentence."""
-    by_note = grouped((note, dump.rank) for dump in evidence.dumps for note in dump.notes)
+    by_note = grouped([(note, dump.rank) for dump in evidence.dumps for note in dump.notes])
     notes = [f"{name_ranks(ranks)}: {note}" for note, ranks in by_note.items()]
     num_more = len(notes) - _MOST_NOTES
     more = (f"{num_more:,} more notes on dumps.",) if num_more > 0 else ()

@@ -137,7 +137,7 @@ def series_of(print_: Fingerprint) -> str:
 def by_series(summaries: Sequence[SummaryFile]) -> dict[str, list[SummaryFile]]:
     """Runs of each series, oldest first; the series with the newest run first."""
     ordered = sorted(summaries, key=lambda one: one.created_ns)
-    found = grouped((series_of(summary.fingerprint), summary) for summary in ordered)
+    found = grouped([(series_of(summary.fingerprint), summary) for summary in ordered])
     return dict(sorted(found.items(), key=lambda item: -item[1][-1].created_ns))
 
 

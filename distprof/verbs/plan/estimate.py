@@ -276,7 +276,7 @@ def _data(question: Question, layout: Layout, work: _Work) -> Iterator[_Axis]:
     elif own > 1:
         groups.append((own, stride * layout.ep, experts))
     found = (part for group in groups for part in _synchronised(question, layout, work, *group))
-    by_name = grouped((part.axis, part) for part in found)
+    by_name = grouped([(part.axis, part) for part in found])
     for parts in by_name.values():  # the axis describes the larger group
         yield replace(
             max(parts, key=lambda part: part.ranks),

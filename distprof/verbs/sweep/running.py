@@ -312,7 +312,7 @@ def _reporter(
 def _left_s(sweep: SweepFile, number: int, elapsed_s: float) -> float | None:
     """Remaining time, from the mean of runs of the same size, or of all runs if there are none."""
     done = (run for run in sweep.runs if run.state == "done")
-    took = grouped((run.ranks, run.took_s) for run in done if run.took_s is not None)
+    took = grouped([(run.ranks, run.took_s) for run in done if run.took_s is not None])
     if not took:
         return None
     by_size = {ranks: fmean(times) for ranks, times in took.items()}
