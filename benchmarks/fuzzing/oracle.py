@@ -27,7 +27,7 @@ _MOVES = re.compile(
 )
 # Logs of jobs have errors of their own, which follow "a process failed: " or begin a line.
 _POLITE = re.compile(
-    r"unexpected error in distprof|please report this (?!issue to the NCCL)|"
+    r"unexpected error in distprof|please report this with|"
     r"(?:skipped: |the first: |(?<!process )(?<!\d )failed: |(?<=[a-z] )\()"
     r"(?:Type|Attribute|Key|Index|Assertion|Overflow|Recursion|UnicodeEncode|UnicodeDecode|ZeroDivision|Unbound\w*|Name|Value|Arrow\w*|Memory)Error"
 )

@@ -242,7 +242,7 @@ def _slow_period(
         last_iteration=None if at[-1] == len(ns) - 1 else _printed(number, at[-1]),
         num_reports=len(at),
         duration_ns=round(float(np.median(ns[inside]))),
-        usual_ns=round(usual),
+        usual_ns=max(round(usual), 1),
         excess_ns=round(float(np.average(np.where(inside, ns - usual, 0), weights=span))),
         is_gradual=is_gradual,
     )

@@ -271,7 +271,7 @@ def slower_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]
     slow = log.slow_span
     if slow is None or not log.mean_ns or slow.excess_ns <= limits["excess_ratio"] * log.mean_ns:
         return
-    times = f"{slow.duration_ns / max(slow.usual_ns, 1):.2f} times"
+    times = f"{slow.duration_ns / slow.usual_ns:.2f} times"
     now, usual = format_duration(slow.duration_ns), format_duration(slow.usual_ns)
     kind = "at-once" if slow.last_iteration is None else "for-a-time"
     those = f"{log.unit.capitalize()}s"
