@@ -234,15 +234,17 @@ def _slow_period(
     others: Int64Array,
     *,
     is_gradual: bool,
-) -> SlowPeriod:
-    """The slow reports, by their mask, next to the times of what is usual."""
+) -> SlowPeriod | None:
+    """The slow reports, by their mask, next to what is usual; None if that takes no time."""
     at, usual = np.flatnonzero(inside), float(np.median(others))
+    if usual < 1:
+        return None
     return SlowPeriod(
         first_iteration=_printed(number, at[0]),
         last_iteration=None if at[-1] == len(ns) - 1 else _printed(number, at[-1]),
         num_reports=len(at),
         duration_ns=round(float(np.median(ns[inside]))),
-        usual_ns=max(round(usual), 1),
+        usual_ns=round(usual),
         excess_ns=round(float(np.average(np.where(inside, ns - usual, 0), weights=span))),
         is_gradual=is_gradual,
     )
