@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from distprof.artefacts import CACHE_DIR, REQUESTS_DIR, RUN_FILE
 from distprof.artefacts.record import Gap
 from distprof.bounds import NotAFileError, expanded, open_plain
 from distprof.errors import InputError
+from distprof.ingest.files import walked
 from distprof.ingest.nsys import ENDINGS, opened_process, processes_in, why_not_an_export
 from distprof.ingest.recognise import foreign_format, refuse_foreign
 from distprof.ingest.rocprof import begins_rocprof, is_rocprof, opened_rocprof, processes_in_rocprof
@@ -33,8 +33,6 @@ _NOT_TRACES = (_OWN_FILES - {artefacts.TRACE_FILE}) | {"package.json", "tsconfig
 _SNIFF_BYTES = 1 << 16
 _SNIFF_BYTES_REMOTE = 1 << 14  # of an object in a store: only this is downloaded twice
 _SPECIAL = "a pipe or device"
-# Folders of installed packages, whose demo traces are of no job of the user.
-_INSTALLED = {"site-packages", "dist-packages", "node_modules"}
 _MAX_NAMED = 5  # files that a message names
 _TRACE_KEYS = (
     *(b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"'),
@@ -209,11 +207,10 @@ def _walk(folder: Path) -> list[TraceFile]:
     separate run directory.
     """
     traces = []
-    for parent, folders, files in os.walk(folder):
-        excluded = {CACHE_DIR, *_INSTALLED}
-        excluded |= {REQUESTS_DIR} if RUN_FILE in files else set()
-        folders[:] = sorted(name for name in folders if name not in excluded and name[0] != ".")
-        paths = [Path(parent, name) for name in sorted(files)]
+    for parent, folders, files in walked(folder):
+        excluded = {CACHE_DIR, REQUESTS_DIR} if RUN_FILE in files else {CACHE_DIR}
+        folders[:] = [name for name in folders if name not in excluded]
+        paths = [Path(parent, name) for name in files]
         traces += [_local(path) for path in paths if _may_be_trace(path.name)]
     return traces
 
@@ -284,11 +281,10 @@ def _select(
             refuse_foreign(folder)
         raise InputError(
             source,
-            expected="Kineto traces (*.json or *.json.gz)",
-            found="no file with a matching name",
-            fix=(
-                "write traces with torch.profiler: export_chrome_trace or tensorboard_trace_handler"
-            ),
+            expected="Kineto traces (*.json or *.json.gz), or what a job printed",
+            found="no file with a matching name, and no text that distprof reads",
+            fix="write traces with torch.profiler (export_chrome_trace or "
+            "tensorboard_trace_handler), or name the log of the job itself",
         )
     exports = [trace for trace in candidates if _is_export(trace.path)]
     heads = _heads([trace for trace in candidates if trace not in exports])

@@ -113,8 +113,23 @@ MAX_LINE_BYTES = 1 << 17
 MAX_BYTES = 1 << 38  # limit after unpacking: a small gzip file can hold more than a day's work
 
 
+_INSTALLED = {"site-packages", "dist-packages", "node_modules"}
 _TRACES = (".json", ".json.gz")
 NOT_LOGS = (*_TRACES, ".jsonl", ".csv", ".parquet", ".sqlite", ".pkl", ".tar", ".zip", ".py")
+
+
+def walked(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Each folder from a root on, its folders and its files, as :func:`os.walk` has them.
+
+    Hidden ones, installed packages and virtual environments are left out: their demo traces and
+    texts are of no job of the user.
+    """
+    for parent, folders, names in os.walk(root):
+        is_environment = "pyvenv.cfg" in names
+        inside = () if is_environment else sorted({*folders} - _INSTALLED)
+        folders[:] = [name for name in inside if not name.startswith(".")]
+        if not is_environment:
+            yield parent, folders, sorted(names)
 
 
 def paths_of_logs(source: str, most: int) -> list[str]:
@@ -126,9 +141,8 @@ def paths_of_logs(source: str, most: int) -> list[str]:
     if "://" in source or not Path(expanded(source)).is_dir():
         return [source]
     files: list[str] = []
-    for parent, folders, names in os.walk(Path(expanded(source))):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(names):
+    for parent, _, names in walked(Path(expanded(source))):
+        for name in names:
             if name.lower().endswith(_TRACES) or len(files) >= most:
                 return []
             files.append(str(Path(parent, name)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import math
-import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, nullcontext
@@ -32,7 +31,7 @@ from distprof.ingest.executor import (
     map_each,
     running,
 )
-from distprof.ingest.files import Folder
+from distprof.ingest.files import Folder, walked
 from distprof.ingest.job import (
     RunDirectory,
     describe_rank,
@@ -354,14 +353,13 @@ def _sources_inside(source: str) -> list[SourceFile]:
         return []
     sources: list[SourceFile] = []
     num_files = 0
-    for parent, folders, names in os.walk(root):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+    for parent, folders, names in walked(root):
         folder_kind = fitting_kind(parent) if Path(parent) != root else None
         if folder_kind is not None:
             folders.clear()
             sources.append((folder_kind, parent))
             continue
-        files = [str(Path(parent, name)) for name in sorted(names) if not name.startswith(".")]
+        files = [str(Path(parent, name)) for name in names if not name.startswith(".")]
         num_files += len(files)
         if num_files > _MAX_FILES:
             return []

@@ -7,7 +7,6 @@ first bytes of a file are read.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
@@ -23,7 +22,7 @@ from distprof.artefacts.summary_file import SUMMARY_SCHEMA
 from distprof.bounds import open_plain, table_beside
 from distprof.errors import InputError, OtherVerbError, StatementError
 from distprof.escape import plain
-from distprof.ingest.files import beginning
+from distprof.ingest.files import beginning, walked
 from distprof.units import few_names
 
 _START_BYTES = 400
@@ -157,6 +156,7 @@ def refuse_foreign(path: Path) -> None:
         _refuse_text(path)
 
 
+_SOURCES = (".md", ".rst", ".py", ".sh", ".toml", ".yaml", ".yml", ".cfg")  # of a checkout
 _JSON = re.compile(r"\s*(?:$|\{|\[\s*(?:[\[{\"\]]|$))")
 _PRINTED = re.compile(r"[^\W\d_]{2}")
 _TELLS = re.compile(r"(?i)\b(?:error|fatal|failed|failure|exception|abort(?:ed|ing)?|killed)\b")
@@ -206,8 +206,8 @@ def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     files: list[Path] = []
-    for folder, _, names in os.walk(path):
-        files += [Path(folder, name) for name in sorted(names)]
+    for folder, _, names in walked(path):
+        files += [Path(folder, name) for name in names if not name.lower().endswith(_SOURCES)]
         if len(files) > _MAX_ENTRIES:
             break
     return files[:_MAX_ENTRIES]

@@ -135,8 +135,19 @@ def test_traces_are_told_by_their_beginning(tmp_path, content):
     assert len(discover(str(tmp_path)).traces) == 2
 
 
+def test_installed_packages_and_environments_are_left_out(tmp_path):
+    put(tmp_path / "env" / "pyvenv.cfg", b"")
+    put(tmp_path / "env" / "share" / "rank0.json")
+    put(tmp_path / "lib" / "site-packages" / "rank1.json")
+    put(tmp_path / "README.md", b"Training is slow: 3 it/s with 1 GPU, 2 it/s with 8.")
+    with pytest.raises(InputError, match="no file with a matching name"):
+        discover(str(tmp_path))
+    put(tmp_path / "out" / "rank2.json")
+    assert [trace.name_rank for trace in discover(str(tmp_path)).traces] == [2]
+
+
 def test_a_single_file_is_taken_at_its_word(tmp_path):
-    path = put(tmp_path / "notes.txt", b"hello")
+    path = put(tmp_path / "notes.txt", b'{"traceEvents": []}')
     (trace,) = discover(str(path)).traces
     assert trace.path == str(path)
 
