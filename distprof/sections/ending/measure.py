@@ -491,7 +491,8 @@ def _host_memory(output: JobOutput) -> EndingResult | None:
     how = "was killed because the host or its memory limit had no memory left"
     how = how if blamed in killed or _signal(blamed) else _row(event).says or how
     ranks = (blamed.rank,) if blamed.rank is not None else _listed(blamed)
-    text, steps = f"{_subject(blamed)} {how}{held}.", advice_on("host_memory", "")
+    who = f"{capitalized(name_ranks(ranks))}{_at(blamed)}" if len(ranks) == 1 else _subject(blamed)
+    text, steps = f"{who} {how}{held}.", advice_on("host_memory", "")
     return _made("host_memory", text, event, *steps, ranks=ranks)
 
 
