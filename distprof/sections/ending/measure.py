@@ -491,7 +491,8 @@ def _host_memory(output: JobOutput) -> EndingResult | None:
     how = "was killed because the host or its memory limit had no memory left"
     how = how if blamed in killed or _signal(blamed) else _row(event).says or how
     ranks = (blamed.rank,) if blamed.rank is not None else _listed(blamed)
-    who = f"{capitalized(name_ranks(ranks))}{_at(blamed)}" if len(ranks) == 1 else _subject(blamed)
+    is_one = len(ranks) == 1 and not _are_agents(output)
+    who = f"{capitalized(name_ranks(ranks))}{_at(blamed)}" if is_one else _subject(blamed)
     text, steps = f"{who} {how}{held}.", advice_on("host_memory", "")
     return _made("host_memory", text, event, *steps, ranks=ranks)
 
@@ -875,13 +876,19 @@ def _exits(output: JobOutput) -> list[OutputEvent]:
     later = (e for e in _of(output, "exit") if e.fields.get("time", first) > first)
     swept = {e.fields.get("pid") for e in later if _signal(e) in ended} - {None}
     found = (e for e in _of(output, *order) if e.line <= whole.get(e.file, e.line))
-    agents = _of(output, "local_exit") or [e for e in output.events if e.name == "elastic-failure"]
     found = (e for e in found if e.fields.get("pid") not in swept)
-    found = (e for e in found if not agents or e.name != "srun-exit" or _signal(e))
+    are_agents = _are_agents(output)
+    found = (e for e in found if not are_agents or e.name != "srun-exit" or _signal(e))
     exits = [e for e in found if _signal(e) not in ended or e.line < ends.get(e.file, e.line + 1)]
     if all(e.at_s is not None for e in exits):
         exits.sort(key=lambda e: e.at_s or 0.0)
     return sorted(exits, key=lambda e: ("root" not in e.fields, order.index(e.yields)))
+
+
+def _are_agents(output: JobOutput) -> bool:
+    """Whether the scheduler's tasks are launchers, whose numbers are no ranks."""
+    named = (event.name == "elastic-failure" for event in output.events)
+    return bool(_of(output, "local_exit")) or any(named)
 
 
 def _listed(event: OutputEvent) -> tuple[int, ...]:
