@@ -129,6 +129,7 @@ class ReportGrammar(Grammar):
     _samples: float = 0.0  # samples at the last report that names them
     _worth: int = 0  # that of the reports
     _paused_s: float = 0.0  # evaluations so far
+    _early: Mapping[str, int] = msgspec.field(default_factory=dict)  # of a report that is cut off
     # Whether the only report so far is a rate, which says less than timers; None without reports.
     _is_rate_alone: bool | None = None
 
@@ -168,6 +169,8 @@ class ReportGrammar(Grammar):
     def _take_phases(self, wording: Wording, timers: Mapping[str, int]) -> None:
         """Add timers to the last report, or make a report of them."""
         note = wording.note
+        if "forward-compute" in timers and not self._early:
+            self._early = timers
         if not wording.whole and self._worth == _WHOLE:
             return  # part of a line that is cut off
         if wording.whole and self._is_rate_alone:
@@ -190,6 +193,8 @@ class ReportGrammar(Grammar):
         """A few parts of iterations need not be typical; a rate without a time is of a batch."""
         if self._means:
             self._separate()
+        if self._early and self.rows and not self.timers:  # Megatron-LM prints them behind
+            self.add_timers(self._early)
         if self._worth < _WHOLE and 0 < len(self.rows) < _FEWEST_PARTS:
             self.notes.append(NOTES["few_parts"])
         batch = self.facts.get("global_batch_size")
