@@ -982,7 +982,8 @@ def _text(source: str) -> str:
     """A small text; empty for anything else."""
     start = beginning(source, SCALING_BOUND.num_bytes)
     is_text = b"\0" not in start and len(start) < SCALING_BOUND.num_bytes
-    return unwrapped(start).decode("utf-8", "replace") if is_text else ""
+    text = unwrapped(start).decode("utf-8", "replace") if is_text else ""
+    return "" if _PATTERNS["page"].search(text) else text
 
 
 def read_scaling(source: str, of: Callable[[str], ScalingTable | None] = _scaling) -> ScalingTable:

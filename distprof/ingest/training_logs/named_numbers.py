@@ -239,7 +239,7 @@ def number_of_step(line: bytes) -> tuple[int, int] | None:
 
 
 def _read(text: bytes) -> Report | None:
-    line = text.lower()
+    line = text.lower().partition(b"<--")[0]  # before someone's remark
     step = number_of_step(line)
     if step is None:
         return None
@@ -285,7 +285,7 @@ def time_in(found: re.Match[bytes] | None) -> tuple[float | None, bool]:
 
 def _rates(line: bytes) -> dict[str, float]:
     found: dict[str, float] = {}
-    for order in ("rate_behind_its_name", "rate_before_its_name"):
+    for order in ("rate_behind_its_name", "rate_in_a_list", "rate_before_its_name"):
         for match in _PATTERNS[order].finditer(line):
             value = to_float(match["value"].rstrip(b".,"))
             if value is None or value <= 0:
