@@ -97,7 +97,7 @@ def read_expert_counts(source: str) -> ExpertCounts:
             if not isinstance(row, list) or len(row) != num_experts:
                 _refuse_counts(source, f"not {num_experts} counts under {where}[{index}]")
     names = document.layers if document.domains and document.layers else range(len(first))
-    if len({*map(str, names)}) != len(first):
+    if not len({*map(str, names)}) == len(names) == len(first):
         _refuse_counts(source, f"{len({*map(str, names)})} different names under layers")
     if document.num_experts not in (None, num_experts):
         found = f"{num_experts} counts per layer, but num_experts is {document.num_experts}"

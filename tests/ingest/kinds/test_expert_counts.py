@@ -55,6 +55,7 @@ def test_domains_of_a_real_model():
         ({"layers": [[1, 2]], "num_experts": 3}, "num_experts is 3"),
         ({"layers": [[1, 2]], "top_k": 0}, r">= 1 - at `\$.top_k`"),
         ({"domains": {"a": [[1], [2]]}, "layers": [7]}, "1 different names under layers"),
+        ({"domains": {"a": [[1], [2]]}, "layers": [7, 7, 8]}, "2 different names under layers"),
         ({"domains": {"a": [[1], [2]]}, "layers": [7, 7]}, "1 different names"),
         ({"domains": {"a": [[1]]}, "layers": [None]}, r"at `\$.layers\[0\]`"),
         ("[[1, 2", "truncated"),
