@@ -126,3 +126,10 @@ def test_analyze_shows_what_fabric_shows(capsys):
     assert main(["fabric", path]) == 0
     assert shown == capsys.readouterr().out
     assert main(["analyze", path, "--with", path]) == 3
+
+
+def test_a_time_of_next_to_nothing_compares_nothing(tmp_path):
+    path = tmp_path / "speeds.log"
+    path.write_text("before  5e-324s/it\nafter: 5/it\n")
+    with pytest.raises(InputError, match="A speed of"):
+        analyze(open_run(str(path)))

@@ -366,6 +366,7 @@ _MOST_WORDS = 7  # Of a name in a sentence
 _MOST_APART = 100  # Ratio of times that are hardly those of the same work
 _NEAR = 40  # Characters before a speed that may name a part of an iteration
 _JOB_PER_S = 1 / 600  # What takes longer is no iteration
+_SHORTEST_S = 1e-12
 _ROUNDED = 0.0051  # A share that is rounded differs by less
 _MOST_STATED = 6  # Speeds that a text compares in sentences
 _MOST_TOLD = 5  # Speeds of one run below its title
@@ -406,7 +407,7 @@ def _values(line: str) -> Iterator[_Value]:
             for number, unit in _PATTERNS["duration"].findall((found["time"] or "").casefold())
         )
         seconds = seconds or float(found["bare"] or found["seconds"] or 0)
-        if seconds and not _PATTERNS["of_another"].search(line, 0, found.start()):
+        if seconds > _SHORTEST_S and not _PATTERNS["of_another"].search(line, 0, found.start()):
             kind = "iterations" if found["each"] or found["bare"] or is_of_step else "time"
             at = max(found.start(), found.start("seconds"))
             yield _Value(kind, int(found["steps"] or 1) / seconds, at, found.end())

@@ -252,7 +252,8 @@ def _pairs(names: Sequence[str]) -> list[tuple[int, int]]:
 def _times(logs: Sequence[TrainingLog]) -> tuple[str, list[int]]:
     """Time of an iteration or epoch of each log, in ns; of a sample if their batches differ."""
     times = [log.median_step_ns or 0 for log in logs]
-    known = [log.samples_per_s[np.isfinite(log.samples_per_s)] for log in logs]
+    printed = [log.samples_per_s for log in logs]
+    known = [rates[np.isfinite(rates) & (rates > 0)] for rates in printed]
     rates = [float(np.median(each)) for each in known if len(each)]
     batches = [time * rate for time, rate in zip(times, rates, strict=False)]
     is_alike = max(batches, default=0) < _APART * min(batches, default=0)
