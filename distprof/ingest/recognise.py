@@ -214,8 +214,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _head(file: Path) -> bytes:
-    head = beginning(str(file), _HEAD_BYTES) if file.is_file() else b""
-    return head.replace(b"\r\n", b"\n")
+    return beginning(str(file), _HEAD_BYTES) if file.is_file() else b""
 
 
 # Chrome traces ------------------------------------------------------------------------------------

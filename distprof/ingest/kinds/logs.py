@@ -50,14 +50,15 @@ _SERIES_SIGNS = (b'"step_interval"', b'"values"')
 
 def fits_training_log(source: str, *, least: int = 1) -> bool:
     """Whether a file or URL holds ``least`` reports of iterations; never raises for others."""
-    return any(_holds_iterations(source, least, keeps_labels=each) for each in readings(source))
-
-
-def _holds_iterations(source: str, least: int, *, keeps_labels: bool) -> bool:
     name = source.lower()
     if name.endswith(_OTHER_KINDS):
         return False
     is_text = not name.endswith((*_JSON, *_TABLES))
+    ways = readings(source) if is_text else (True,)
+    return any(_holds_iterations(source, least, is_text=is_text, keeps_labels=w) for w in ways)
+
+
+def _holds_iterations(source: str, least: int, *, is_text: bool, keeps_labels: bool) -> bool:
     try:
         if "://" not in source and not Path(expanded(source)).is_file():
             return False
@@ -67,7 +68,7 @@ def _holds_iterations(source: str, least: int, *, keeps_labels: bool) -> bool:
                 start += read_some(stream, SNIFFED_BYTES - len(start))[0]
     except (*DAMAGE, ImportError):
         return False
-    if name.endswith(_JSON):
+    if source.lower().endswith(_JSON):
         text = start[:4_096].lstrip()
         return text.startswith(b"{") and all(sign in text for sign in _SERIES_SIGNS)
     from distprof.ingest.training_logs.read import holds_iterations
