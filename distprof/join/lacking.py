@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from distprof.artefacts.record import Gap
+from distprof.artefacts.record import Gap, grouped
 from distprof.join.instances import NO_STEP, step_labels
 from distprof.join.invariants import broken
 from distprof.join.shifts import TIMED
@@ -54,9 +54,7 @@ def comparable_ranks(ranks: Sequence[Rank]) -> tuple[tuple[Rank, ...], list[Gap]
 
 
 def _without_copies(ranks: Sequence[Rank]) -> tuple[tuple[Rank, ...], list[Gap]]:
-    by_content: dict[str, list[Rank]] = defaultdict(list)
-    for rank in ranks:
-        by_content[rank.quality.content or f"rank {rank.rank}"].append(rank)
+    by_content = grouped((rank.quality.content or f"rank {rank.rank}", rank) for rank in ranks)
     copies = {r.rank: same[0].rank for same in by_content.values() for r in same[1:]}
     if not copies:
         return tuple(ranks), []
@@ -73,11 +71,12 @@ def _without_copies(ranks: Sequence[Rank]) -> tuple[tuple[Rank, ...], list[Gap]]
 
 
 def _in_one_unit(ranks: Sequence[Rank]) -> tuple[tuple[Rank, ...], list[Gap]]:
-    means: dict[int, list[float]] = defaultdict(list)  # of each kernel, on two or more ranks
-    for rank in ranks:
-        for name, (count, total_ns) in rank.quality.paces.items():
-            if count >= _MIN_LAUNCHES:
-                means[name].append(total_ns / count)
+    means = grouped(
+        (name, total_ns / count)
+        for rank in ranks
+        for name, (count, total_ns) in rank.quality.paces.items()
+        if count >= _MIN_LAUNCHES
+    )
     usual = {name: float(np.median(each)) for name, each in means.items() if len(each) > 1}
     odd = [rank.rank for rank in ranks if _has_other_unit(rank, usual)]
     if not odd or 2 * len(odd) > len(ranks):

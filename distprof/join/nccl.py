@@ -8,14 +8,13 @@ ranks.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.artefacts.record import TroubledRank
+from distprof.artefacts.record import TroubledRank, grouped
 from distprof.run.evidence import (
     CollectiveSummary,
     InspectorLog,
@@ -191,9 +190,7 @@ def num_behind(status: RasStatus) -> int:
 
 def _unequal(launches: Sequence[RasLaunches]) -> list[tuple[list[RasLaunches], int]]:
     """Launch counts of each operation of each communicator, with the largest."""
-    groups: dict[tuple[str, str], list[RasLaunches]] = defaultdict(list)
-    for one in launches:
-        groups[one.communicator, one.operation].append(one)
+    groups = grouped(((one.communicator, one.operation), one) for one in launches)
     return [(counts, max(one.launched for one in counts)) for counts in groups.values()]
 
 

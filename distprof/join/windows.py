@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 from msgspec.structs import replace
 
-from distprof.artefacts.record import Gap
+from distprof.artefacts.record import Gap, grouped
 from distprof.errors import DistprofError
 from distprof.join.instances import NO_STEP, step_labels
 from distprof.join.waits import (
@@ -150,9 +150,7 @@ def _one_recording(ranks: list[Rank]) -> _Selection:
 
 def _each_rank_once(ranks: list[Rank]) -> _Selection:
     """One capture per rank: from the recording with the most ranks, otherwise the last to end."""
-    by_rank: dict[int, list[Rank]] = defaultdict(list)
-    for rank in ranks:
-        by_rank[rank.rank].append(rank)
+    by_rank = grouped((rank.rank, rank) for rank in ranks)
     repeated = sorted(number for number, several in by_rank.items() if len(several) > 1)
     if not repeated:
         return ranks, []

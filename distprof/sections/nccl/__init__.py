@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from distprof.artefacts.record import Record
+from distprof.artefacts.record import Record, grouped
 from distprof.bounds import table_beside
 from distprof.sections.base import Result
 
@@ -191,10 +191,7 @@ def different_networks(result: NcclResult) -> str:
 
     Both ends of a connection need the same network.
     """
-    chosen: dict[tuple[str, ...], list[str]] = {}
-    for host in result.hosts:
-        if host.networks:
-            chosen.setdefault(host.networks, []).append(host.host)
+    chosen = grouped((host.networks, host.host) for host in result.hosts if host.networks)
     are_jobs = result.num_jobs > 1 and bool(result.groups)
     if len(chosen) < 2 or are_jobs or result.transports:
         return ""

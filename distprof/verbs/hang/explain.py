@@ -190,10 +190,8 @@ def _why(found: Diagnosis, first: Root, evidence: HangEvidence) -> Iterator[str]
 def _positions(point: Point) -> Iterator[str]:
     if point.kind is not HangKind.NEVER_LAUNCHED:
         return
-    latest: dict[int, list[int]] = {}
-    for member in point.group.members.values():
-        if member.enqueued is not None:
-            latest.setdefault(member.enqueued, []).append(member.rank)
+    members = point.group.members.values()
+    latest = grouped((one.enqueued, one.rank) for one in members if one.enqueued is not None)
     if len(latest) < 2:
         who, number = capitalized(name_ranks(point.waiting)), max(latest, default=point.seq or 0)
         yield f"{who} of {point.group.label} launched up to number {number}."
