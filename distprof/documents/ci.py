@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import msgspec
 
+from distprof.artefacts.record import made_from
 from distprof.documents.report import gain_text
 from distprof.escape import on_one_line
 from distprof.formats import RenderOptions
@@ -97,15 +98,12 @@ def _of_report(report: Report, least: Severity) -> Iterator[Case]:
     verdict = judge(report)
     yield Case(code="verdict", message=verdict.headline, detail=verdict.detail)
     for finding in report.findings:
-        yield Case(
-            code=finding.code,
-            name=finding.name,
+        yield made_from(
+            finding,
+            Case,
             message=finding.headline,
             detail=finding.message,
-            severity=finding.severity,
             outcome="failed" if finding.severity.rank >= least.rank else "passed",
-            fix=finding.fix,
-            ranks=finding.ranks,
             docs_url=finding.docs_url if is_web_address(finding.docs_url) else "",
             gain=gain_text(finding, report),
         )

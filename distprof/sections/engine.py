@@ -25,6 +25,7 @@ from msgspec.structs import fields
 
 from distprof import sections
 from distprof.artefacts.fabric_file import FabricFile
+from distprof.artefacts.record import made_from
 from distprof.config import TopologyConfig
 from distprof.costs.transformer import TrainedModel
 from distprof.hardware import Sheet
@@ -242,14 +243,7 @@ def _groups(groups: Iterable[ProcessGroup]) -> tuple[GroupInfo, ...]:
         key = (group.description or group.name, group.size, group.axis)
         identical.setdefault(key, []).append(group)
     return tuple(
-        GroupInfo(
-            name=members[0].name,
-            description=members[0].description,
-            size=members[0].size,
-            axis=members[0].axis,
-            num_groups=len(members),
-        )
-        for members in identical.values()
+        made_from(members[0], GroupInfo, num_groups=len(members)) for members in identical.values()
     )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from distprof.artefacts.fabric_file import FabricFile
+from distprof.artefacts.record import made_from
 from distprof.costs.operators import parse_inputs, work_of
 from distprof.hardware import Sheet, recognise_gpu
 from distprof.intervals import Intervals
@@ -313,13 +314,12 @@ def _module_rows(explained: Iterable[RankComputation], total_ns: int) -> tuple[M
     )
     listed = [(own[path], total[path], backward[path]) for path in longest_first]
     return tuple(
-        ModuleRow(
+        made_from(
+            stats,
+            ModuleRow,
             name=stats.path[-1],
             depth=len(stats.path) - 1,
-            num_modules=stats.num_modules,
-            num_calls=stats.num_calls,
             total_ns=whole,
-            self_ns=stats.self_ns,
             backward_ns=of_backward,
         )
         for stats, whole, of_backward in (*listed, (outside, outside_ns, 0))
@@ -357,14 +357,12 @@ def _operator_row(row: OperatorStats, limits: Limits) -> OperatorRow:
     work, flop, seconds = work_of(row.name, row.inputs), _flop(row), row.total_ns / NS_PER_S
     moved = None if work.bytes is None else work.bytes * row.num_calls
     bound, ratio = limits.judge(_multiplied(row), flop, moved, seconds)
-    return OperatorRow(
-        name=row.name,
+    return made_from(
+        row,
+        OperatorRow,
         inputs=" · ".join(tensors(row.inputs)),
         category=_category(row),
         part=Pass(row.part).label,
-        kernel=row.kernel,
-        num_calls=row.num_calls,
-        total_ns=row.total_ns,
         flop=work.flop,
         bytes=work.bytes,
         flops=None if flop is None else flop / seconds,

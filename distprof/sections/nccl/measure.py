@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, starmap
 
+from distprof.artefacts.record import grouped, made_from
 from distprof.run.logs import NcclCommunicator, NcclEdge, NcclLog
 from distprof.run.run import Run
 from distprof.sections.nccl import (
@@ -40,23 +41,17 @@ def analyze_nccl(run: Run) -> NcclResult:
         why = f"{capitalized(NO_LOG)}."
         return NcclResult(is_missing=_uses_nccl(run), unavailable=(why,))
     places = _Places(log)
-    return NcclResult(
+    return made_from(
+        log,
+        NcclResult,
         num_files=len(log.files),
-        num_jobs=log.num_jobs,
         num_processes=len(log.processes),
         num_hosts=len({process.host for process in log.processes}),
-        num_lines=log.num_lines,
         num_texts=log.num_info + log.num_warn,
-        num_unknown=log.num_unknown,
-        num_cut=log.num_cut,
-        unknown=log.unknown,
         versions=places.settings("version", log.versions),
         networks=tuple(log.networks),
         missing_networks=tuple(log.missing_networks),
         paths=log.links,
-        peer_path=log.peer_path,
-        card_path=log.card_path,
-        tested=log.tested,
         num_test_hosts=len({*log.test_hosts.values()}) or None,
         groups=_groups(log, places),
         transports=_transports(log, places),
@@ -65,10 +60,9 @@ def analyze_nccl(run: Run) -> NcclResult:
         remarks=places.all_settings(log.remarks),
         choices=_choices(log),
         warnings=tuple(
-            NcclWarnings(
-                text=warning.text,
-                about=warning.about,
-                num_lines=warning.num_lines,
+            made_from(
+                warning,
+                NcclWarnings,
                 ranks=places.ranks(warning.processes),
                 hosts=places.hosts(warning.processes),
             )
@@ -198,13 +192,10 @@ def _connected(ends: Counter[_End]) -> Counter[_End]:
 
 
 def _groups(log: NcclLog, places: _Places) -> tuple[NcclGroup, ...]:
-    by_extent: dict[tuple[int, int | None], list[int]] = defaultdict(list)
-    for index, one in enumerate(log.communicators):
-        by_extent[one.num_ranks, _num_hosts(one, places.members(index))].append(index)
+    members = ((one, places.members(index)) for index, one in enumerate(log.communicators))
+    by_extent = grouped(((one.num_ranks, _num_hosts(one, at)), (one, at)) for one, at in members)
     return tuple(
-        _group(
-            size, hosts, [(log.communicators[i], places.members(i)) for i in by_extent[size, hosts]]
-        )
+        _group(size, hosts, by_extent[size, hosts])
         for size, hosts in sorted(by_extent, key=lambda key: (-key[0], key[1] or 0))
     )
 
@@ -248,9 +239,7 @@ def _crossings(one: NcclCommunicator, members: Mapping[int, str]) -> list[int]:
 
 
 def _hosts(log: NcclLog) -> tuple[NcclHost, ...]:
-    processes: dict[str, list[int]] = defaultdict(list)
-    for index, process in enumerate(log.processes):
-        processes[process.host].append(index)
+    processes = grouped((process.host, index) for index, process in enumerate(log.processes))
     used: dict[str, set[int]] = defaultdict(set)
     for edge in log.edges:
         if edge.card is not None and edge.process is not None:

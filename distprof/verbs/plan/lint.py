@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from distprof.artefacts.record import made_from
 from distprof.bounds import Bound, read_plain, table_beside
 from distprof.documents.ci import Case, Cases
 from distprof.documents.document import Document
@@ -289,10 +290,7 @@ def check_layout(
         source=file.source,
         kind=file.kind,
         layout=layout,
-        findings=tuple(
-            msgspec.convert(finding, ConfigurationFinding, from_attributes=True)
-            for finding in findings
-        ),
+        findings=tuple(made_from(finding, ConfigurationFinding) for finding in findings),
         estimate=result.estimate,
         not_read=file.not_read,
         assumptions=assumptions(question),
@@ -374,14 +372,13 @@ def _cases(lint: Lint, _: RenderOptions) -> Cases:
         source=lint.source,
         verdict=_verdict(lint),
         cases=tuple(
-            Case(
-                code=finding.code,
+            made_from(
+                finding,
+                Case,
                 name=names.get(finding.code, ""),
                 message=finding.headline,
                 detail=finding.message,
-                severity=finding.severity,
                 outcome="failed" if finding.severity is Severity.ERROR else "passed",
-                fix=finding.fix,
             )
             for finding in lint.findings
         ),
