@@ -183,17 +183,14 @@ class RankRecords(msgspec.Struct, frozen=True, kw_only=True):
     """The records of one rank; a table is empty if its file does not exist."""
 
     rank: int  # Global rank.
-    # STEP_LOG table, ascending by step.
-    step_log: Table = msgspec.field(default_factory=lambda: Table.empty(STEP_LOG))
-    phases: Table = msgspec.field(default_factory=lambda: Table.empty(PHASES))  # PHASES table.
-    # MEMORY_LOG table.
-    memory: Table = msgspec.field(default_factory=lambda: Table.empty(MEMORY_LOG))
-    # TELEMETRY table.
-    telemetry: Table = msgspec.field(default_factory=lambda: Table.empty(TELEMETRY))
-    routing: Table = msgspec.field(default_factory=lambda: Table.empty(ROUTING))  # ROUTING table.
+    step_log: Table = Table.empty(STEP_LOG)  # STEP_LOG table, ascending by step.
+    phases: Table = Table.empty(PHASES)  # PHASES table.
+    memory: Table = Table.empty(MEMORY_LOG)  # MEMORY_LOG table.
+    telemetry: Table = Table.empty(TELEMETRY)  # TELEMETRY table.
+    routing: Table = Table.empty(ROUTING)  # ROUTING table.
     # int64, counts of tokens per expert, one row of ``routing`` after another.
-    expert_tokens: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
-    pauses: Table = msgspec.field(default_factory=lambda: Table.empty(PAUSES))  # PAUSES table.
+    expert_tokens: Int64Array = np.empty(0, np.int64)
+    pauses: Table = Table.empty(PAUSES)  # PAUSES table.
     # Durations of collectives on the GPU in the last steps, ascending by step.
     gpu_collectives: tuple[CollectivesRecord, ...] = ()
     # Table name to the properties that its file gives for all rows.

@@ -284,7 +284,7 @@ class CaptureWindow(msgspec.Struct, frozen=True, kw_only=True):
     # Steps left out because starting the profiler disturbs them.
     transient_steps: tuple[int, ...] = ()
     # Instances whose wait may come from starting the profiler, ascending.
-    start_waits: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
+    start_waits: Int64Array = np.empty(0, np.int64)
     start_wait_ns: int = 0  # Wait in the start_waits in analysed steps, mean per rank and step.
 
 

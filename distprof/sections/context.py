@@ -280,10 +280,9 @@ class RankGradients(msgspec.Struct, frozen=True, kw_only=True):
     num_forwards: Int64Array  # int64, forwards that the update waits for.
     dtypes: dict[int, tuple[str, ...]]  # Element types on the wire, by axis.
     marks_updates: bool  # Whether updates are marked; if not, each reduction counts as an update.
-    # int64, bytes of each of ``rows``.
-    row_bytes: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
+    row_bytes: Int64Array = np.empty(0, np.int64)  # int64, bytes of each of ``rows``.
     # int64, time in which its data moves; its whole time if it was not matched.
-    row_moving_ns: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
+    row_moving_ns: Int64Array = np.empty(0, np.int64)
     search_ns: int = 0  # Time spent searching for unused parameters, in all windows.
     search_exposed_ns: int = 0  # The exposed part of it, with the bitmap that ranks exchange.
 
@@ -346,37 +345,31 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     # Idle time blamed on waiting for communication, per analysed step.
     idle_comm_wait_ns: Int64Array
     # Idle time at the end of each analysed step, whatever the cause.
-    tail_ns: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
+    tail_ns: Int64Array = np.empty(0, np.int64)
     is_cpu: bool = False  # Whether CPU threads were measured.
     # Work of the pipeline stages that it holds, ascending; empty without marks.
     stages: tuple[StageMarks, ...] = ()
     slots: StageSlots | None = None  # Slots of these stages, None without marks.
     message_wait_ns: Int64Array | None = None
     # Computation in attention, per analysed step; empty if it was not measured.
-    attention_ns: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
+    attention_ns: Int64Array = np.empty(0, np.int64)
     # Own time between the moments at which it issued communication and continued after it; None
     # without windows.
     line: MainLine | None = None
-    # Start of each analysed window, own clock.
-    window_start_ns: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
-    # End of each.
-    window_end_ns: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
+    window_start_ns: Int64Array = np.empty(0, np.int64)  # Start of each analysed window, own clock.
+    window_end_ns: Int64Array = np.empty(0, np.int64)  # End of each.
     # For each row of COLLECTIVES, index into ``row_axis_names``.
-    row_axis: NDArray[np.int32] = msgspec.field(default_factory=lambda: np.empty(0, np.int32))
+    row_axis: NDArray[np.int32] = np.empty(0, np.int32)
     row_axis_names: tuple[str, ...] = ()  # Mesh axes or group descriptions.
     input: RankInput = RankInput()  # How it is fed.
     copies: tuple[RankCopies, ...] = ()  # Its copies by direction and kind of CPU memory.
     trains: tuple[RankTrain, ...] = ()  # Its consecutive reductions while nothing else runs.
     # For each row of COLLECTIVES, the time that overlaps with computation.
-    row_overlapped_ns: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
+    row_overlapped_ns: Int64Array = np.empty(0, np.int64)
     # For each row, whether computation runs while it begins.
-    row_begins_overlapped: NDArray[np.bool_] = msgspec.field(
-        default_factory=lambda: np.empty(0, np.bool_)
-    )
+    row_begins_overlapped: NDArray[np.bool_] = np.empty(0, np.bool_)
     # For each row, whether it runs on a GPU stream that also computes; empty on a CPU.
-    row_among_kernels: NDArray[np.bool_] = msgspec.field(
-        default_factory=lambda: np.empty(0, np.bool_)
-    )
+    row_among_kernels: NDArray[np.bool_] = np.empty(0, np.bool_)
     gradients: RankGradients | None = None  # Gradient reductions; None if nothing marks DDP.
     # Its kernels step by step; None if they were not measured.
     kernel_steps: KernelSteps | None = None

@@ -197,19 +197,18 @@ class TransferParts(msgspec.Struct, frozen=True, kw_only=True):
     """Transfers, and the rows, segments and delays that connect ranks with them."""
 
     transfers: Transfers
-    row: Int64Array = msgspec.field(default_factory=lambda: _NOTHING)  # Row of a member.
-    of: Int64Array = msgspec.field(default_factory=lambda: _NOTHING)  # Its transfer.
-    # How much later than the transfer the member ends.
-    late: Int64Array = msgspec.field(default_factory=lambda: _NOTHING)
+    row: Int64Array = _NOTHING  # Row of a member.
+    of: Int64Array = _NOTHING  # Its transfer.
+    late: Int64Array = _NOTHING  # How much later than the transfer the member ends.
     # Additional segments that a transfer waits for, and the transfer.
-    needs: Int64Array = msgspec.field(default_factory=lambda: _NOTHING)
-    needs_of: Int64Array = msgspec.field(default_factory=lambda: _NOTHING)
+    needs: Int64Array = _NOTHING
+    needs_of: Int64Array = _NOTHING
     # Additional segments that wait for a transfer, and the transfer.
-    unblocks: Int64Array = msgspec.field(default_factory=lambda: _NOTHING)
-    unblocks_of: Int64Array = msgspec.field(default_factory=lambda: _NOTHING)
+    unblocks: Int64Array = _NOTHING
+    unblocks_of: Int64Array = _NOTHING
     # Pairs of transfers, the second of which waits for the first.
-    sent: Int64Array = msgspec.field(default_factory=lambda: _NOTHING)
-    received: Int64Array = msgspec.field(default_factory=lambda: _NOTHING)
+    sent: Int64Array = _NOTHING
+    received: Int64Array = _NOTHING
 
     @staticmethod
     def concat(parts: Sequence[TransferParts]) -> TransferParts:
