@@ -74,6 +74,15 @@ class Persistence:
         self.is_on = (self.counts >= ON) | (self.is_on & (self.counts > OFF))
 
 
+def column_medians(values: Floats) -> Floats:
+    """Median of each column; NaN if all of its values are unknown."""
+    found = np.full(values.shape[1], np.nan)
+    known = np.isfinite(values).any(axis=0)
+    if known.any():
+        found[known] = np.nanmedian(values[:, known], axis=0)
+    return found
+
+
 class SlowRanks:
     """Which ranks are slow, updated step by step; ``level`` is a share of the peers' own time."""
 
@@ -88,11 +97,7 @@ class SlowRanks:
 
     def typical_excess(self, columns: Sequence[int]) -> Floats:
         """Median excess of some ranks in the last ``WINDOW`` steps; NaN if unknown."""
-        recent = self._recent[:, columns]
-        found: Floats = np.full(len(columns), np.nan)
-        known = np.isfinite(recent).any(axis=0)
-        found[known] = np.nanmedian(recent[:, known], axis=0)
-        return found
+        return column_medians(self._recent[:, columns])
 
     def grow(self, size: int) -> None:
         """Observe more ranks."""

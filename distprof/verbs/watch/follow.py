@@ -19,6 +19,7 @@ from distprof.ingest.job.growing import GrowingRun
 from distprof.join.gpu_waits import excess_of_peers
 from distprof.schema import Floats
 from distprof.units import NS_PER_S, capitalized, format_ratio, name_ranks
+from distprof.verbs.watch import column_medians
 from distprof.verbs.watch.show import (
     ENDED,
     Alert,
@@ -112,20 +113,11 @@ def _input(job: JobWatch, steps: list[int], typical_ns: float) -> tuple[float | 
     shares = shares / (typical_ns if job.has_gpus else job.table.of("step_ns", steps))
     if not np.isfinite(shares).any():
         return None, None
-    of_ranks = _medians(shares)
+    of_ranks = column_medians(shares)
     worst = int(np.nanargmax(of_ranks))
     least = max(LEAST_INPUT, LONGER * float(np.nanmedian(of_ranks)))
     rank = job.table.ranks[worst] if of_ranks[worst] >= least else None
     return min(float(np.nanmedian(shares)), 1.0), rank
-
-
-def _medians(values: Floats) -> Floats:
-    """Median of each column; NaN if all of its values are unknown."""
-    found = np.full(values.shape[1], np.nan)
-    known = np.isfinite(values).any(axis=0)
-    if known.any():
-        found[known] = np.nanmedian(values[:, known], axis=0)
-    return found
 
 
 def _late(job: JobWatch, steps: list[int], own: OwnTimes) -> tuple[LateRank, ...]:
@@ -135,7 +127,7 @@ def _late(job: JobWatch, steps: list[int], own: OwnTimes) -> tuple[LateRank, ...
         return ()
     groups = job.groups()
     order = worth[np.lexsort((worth, -counts[worth], ~is_slow[worth]))][:MOST_RANKS]
-    late, most, ratios = map(_medians, (own.late_ns, own.late_most_ns, own.excess))
+    late, most, ratios = map(column_medians, (own.late_ns, own.late_most_ns, own.excess))
     is_exact = not job.waits.ranks
     return tuple(
         LateRank(
@@ -161,7 +153,7 @@ def _cause(
     for name in ("queue_ns", "asleep_ns", "cpu_ns"):
         values = job.table.of(name, steps)
         peers = np.array([excess_of_peers(row, groups)[1] for row in values])
-        excess[name] = float(_medians((values - peers)[:, [column]])[0]) if steps else np.nan
+        excess[name] = float(column_medians((values - peers)[:, [column]])[0]) if steps else np.nan
     if job.waits.ranks:
         del excess["cpu_ns"]  # a CPU that runs ahead of its GPU may do more work without a delay
         excess = {name: ns for name, ns in excess.items() if ns >= late_ns / 2}
@@ -223,7 +215,7 @@ def _uncertain(job: JobWatch, own: OwnTimes) -> Iterator[str]:
     if job.slow.state.is_on.any():
         yield f"{text}."
         return
-    waited = _medians(1 - own.own_ns / own.step_ns)
+    waited = column_medians(1 - own.own_ns / own.step_ns)
     least = int(np.nanargmin(waited))
     others = np.delete(waited, least)
     if np.isfinite(others).any() and waited[least] < FAR_LESS * float(np.nanmedian(others)):
