@@ -350,6 +350,7 @@ class _Routing:
 
     def __init__(self) -> None:
         self.columns = Columns(ROUTING)
+        self._of_record = attrgetter(*ROUTING.names[:-2])  # the last two say where its counts are
         self.tokens = array("q")
 
     def take(self, record: MoeRecord) -> None:
@@ -358,18 +359,7 @@ class _Routing:
             raise ValueError("no token counts")
         if len(self.tokens) + len(counts) > MAX_EXPERT_COUNTS:
             raise ValueError("more counts than distprof keeps")
-        self.columns.add(
-            record.step,
-            record.layer,
-            record.micro_batch,
-            record.num_tokens,
-            record.top_k,
-            record.capacity,
-            record.dropped,
-            record.aux_loss,
-            len(self.tokens),
-            len(counts),
-        )
+        self.columns.add(*self._of_record(record), len(self.tokens), len(counts))
         self.tokens.extend(counts)
 
 
