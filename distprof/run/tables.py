@@ -225,7 +225,7 @@ class DistinctRows:
         return first, code
 
 
-def same_as_before(*columns: NDArray[np.integer]) -> Bools:
+def same_as_before(*columns: NDArray[Any]) -> Bools:
     """Whether each row equals the one before it in every column."""
     same = np.ones(len(columns[0]), np.bool_)
     same[:1] = False
@@ -234,13 +234,18 @@ def same_as_before(*columns: NDArray[np.integer]) -> Bools:
     return same
 
 
-def runs_of(*columns: NDArray[np.integer]) -> tuple[Int64Array, Int64Array]:
+def ends_of_runs(*columns: NDArray[Any]) -> Bools:
+    """Whether each row is the last of a run of rows that are equal in every column."""
+    return np.roll(~same_as_before(*columns), -1)
+
+
+def runs_of(*columns: NDArray[Any]) -> tuple[Int64Array, Int64Array]:
     """Where each run of rows that are equal in every column begins, and its length."""
     begins = np.flatnonzero(~same_as_before(*columns))
     return begins, np.diff(begins, append=len(columns[0]))
 
 
-def numbers_in(*columns: NDArray[np.integer]) -> Int64Array:
+def numbers_in(*columns: NDArray[Any]) -> Int64Array:
     """0, 1, 2, … among the rows that are equal in every column, in the order of the rows."""
     order = np.lexsort(columns[::-1])
     begins, lengths = runs_of(*(column[order] for column in columns))

@@ -11,7 +11,7 @@ Source: NVIDIA/nccl, ``ext-profiler/inspector`` (``inspectorComputeCollBw``); nc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -21,6 +21,7 @@ from distprof.costs.collectives import bus_factor
 from distprof.join.nccl import Compared, compared
 from distprof.run.evidence import InspectedClass, InspectorLog
 from distprof.run.run import Run
+from distprof.run.tables import runs_of
 from distprof.schema import Int64Array
 from distprof.sections.collective_log import (
     BandwidthFall,
@@ -201,8 +202,10 @@ def _falls(
         for a, b in pairwise(places)
     ]
     usual = float(np.nanmedian(medians)) if np.isfinite(medians).any() else np.nan
-    for start, end in _runs([median < FALLEN_RATIO * usual for median in medians]):
-        if end - start >= _LEAST_WINDOWS_FALLEN:
+    is_low = np.array(medians) < FALLEN_RATIO * usual
+    for start, length in zip(*(each.tolist() for each in runs_of(is_low)), strict=True):
+        end = start + length
+        if is_low[start] and length >= _LEAST_WINDOWS_FALLEN:
             part = speeds[places[start] : places[end]]
             yield BandwidthFall(
                 kind=shape[0],
@@ -215,9 +218,3 @@ def _falls(
                 num_compared=len(part),
                 is_last=end == len(medians),
             )
-
-
-def _runs(flags: Sequence[bool]) -> Iterator[tuple[int, int]]:
-    padded = np.concatenate(([False], np.asarray(flags, bool), [False]))
-    changes = np.flatnonzero(padded[1:] != padded[:-1])
-    yield from zip(changes[::2].tolist(), changes[1::2].tolist(), strict=True)

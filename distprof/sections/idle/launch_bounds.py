@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from distprof.intervals import Intervals
-from distprof.run.tables import RankTables, intervals_of
+from distprof.run.tables import RankTables, ends_of_runs, intervals_of
 from distprof.schema import Int64Array
 from distprof.sections.context import LaunchBounds
 from distprof.sections.idle.measure import IdleCauses
@@ -63,7 +63,7 @@ def _largest(
         return LaunchBounds.none()
     order = np.lexsort((delay, after, segment))
     after, segment, delay = after[order], segment[order], delay[order]
-    last = np.append((after[1:] != after[:-1]) | (segment[1:] != segment[:-1]), True)
+    last = ends_of_runs(after, segment)
     after, segment, delay = after[last], segment[last], delay[last]
     before = np.concatenate(([0], np.cumsum(own_ns)))
     excess = delay - (before[segment] - before[after + 1])
@@ -83,7 +83,7 @@ def held_by_launches(bounds: LaunchBounds, opens: Int64Array) -> Int64Array:
     window = np.searchsorted(opens, bounds.segment, side="right") - 1
     order = np.lexsort((bounds.excess_ns, window, bounds.after))
     after, window, excess = bounds.after[order], window[order], bounds.excess_ns[order]
-    last = (np.diff(after, append=-1) != 0) | (np.diff(window, append=-1) != 0)
+    last = ends_of_runs(after, window)
     after, window, excess = after[last], window[last], excess[last]
     is_first = np.diff(after, prepend=-1) != 0
     # running maximum after each wait: the lift keeps the groups apart

@@ -8,7 +8,7 @@ import numpy as np
 
 from distprof.escape import shorten
 from distprof.intervals import EMPTY, Intervals, clip, intersect, subtract, union
-from distprof.run.tables import RankTables, distinct, encode, intervals_of, parts_by
+from distprof.run.tables import RankTables, distinct, encode, ends_of_runs, intervals_of, parts_by
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.sections.context import RankContext, RankLane, RankStep, Timeline
 from distprof.sections.picture import COMPUTATION, COPY, IDLE, MESSAGE_WAIT, TRANSFER, UNSPLIT, WAIT
@@ -110,10 +110,15 @@ def _in_a_row(
     ends = np.append(edges, high)
     kinds = np.full(len(ends), IDLE, np.int64)  # before each piece, and after the last
     kinds[1::2] = kind
-    kept = np.diff(ends, prepend=low) > 0
-    ends, kinds = ends[kept], kinds[kept]
-    last = np.append(kinds[1:] != kinds[:-1], True) if len(kinds) else np.empty(0, np.bool_)
-    return kinds[last], ends[last]
+    return without_empty(kinds, ends, low)
+
+
+def without_empty(kind: Int64Array, end: Int64Array, start: int) -> tuple[Int64Array, Int64Array]:
+    """Pieces in a row without empty ones; neighbours of a class are joined."""
+    kept = np.diff(end, prepend=start) > 0
+    kind, end = kind[kept], end[kept]
+    last = ends_of_runs(kind)
+    return kind[last], end[last]
 
 
 def fewer(kind: Int64Array, end_ns: Int64Array, most: int) -> tuple[Int64Array, Int64Array]:
@@ -137,7 +142,7 @@ def fewer(kind: Int64Array, end_ns: Int64Array, most: int) -> tuple[Int64Array, 
         owed += spent[cell]
         chosen[cell] = best = owed.argmax()
         owed[best] -= widths[cell]
-    last = np.append(chosen[1:] != chosen[:-1], True)
+    last = ends_of_runs(chosen)
     return used[chosen[last]], edges[last]
 
 

@@ -21,7 +21,7 @@ from distprof.sections.picture import (
     RepairedStep,
     packed_split,
 )
-from distprof.sections.picture.measure import fewer
+from distprof.sections.picture.measure import fewer, without_empty
 from distprof.sections.whatif import RepairPlan
 from distprof.sections.whatif.plan import Simulation
 from distprof.sections.whatif.trace_graph import TraceGraph
@@ -150,9 +150,8 @@ def _pieces(
     waits[is_held] = np.where(is_message, MESSAGE_WAIT, WAIT)
     kinds = (*(np.full(len(segments), kind) for kind in (COMPUTATION, COPY, IDLE)), waits)
     ends = (computed, copied, end, np.maximum(resumed, end))
-    return _without_empty(
-        np.stack(kinds, axis=1).ravel(), np.stack(ends, axis=1).ravel(), int(times.start[low])
-    )
+    until = np.maximum.accumulate(np.stack(ends, axis=1).ravel())
+    return without_empty(np.stack(kinds, axis=1).ravel(), until, int(times.start[low]))
 
 
 def _with_transfers(
@@ -183,12 +182,4 @@ def _with_transfers(
     numbers = np.array([axes.index(axis) for axis in graph.axis_names] or [0], np.int64)
     moves = TRANSFER + numbers[np.maximum(graph.transfers.axis[of], 0)]
     moves = np.where(graph.transfers.is_joined[of], moves, UNSPLIT)
-    return _without_empty(np.where(moving, moves, kinds), cuts, start)
-
-
-def _without_empty(kind: Int64Array, end: Int64Array, start: int) -> tuple[Int64Array, Int64Array]:
-    end = np.maximum.accumulate(end)
-    kept = np.diff(end, prepend=start) > 0
-    kind, end = kind[kept], end[kept]
-    last = np.append(kind[1:] != kind[:-1], True) if len(kind) else np.zeros(0, np.bool_)
-    return kind[last], end[last]
+    return without_empty(np.where(moving, moves, kinds), cuts, start)

@@ -22,7 +22,7 @@ from distprof.artefacts.fabric_file import FabricFile
 from distprof.artefacts.record import grouped
 from distprof.costs.operators import element_bytes
 from distprof.run.run import Rank, Run
-from distprof.run.tables import distinct
+from distprof.run.tables import distinct, runs_of
 from distprof.run.topology import Topology
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import RankAnalyses, RankAnalysis
@@ -236,9 +236,8 @@ def _runs(gathers: Flags) -> list[int]:
     if gathers.all():
         return [len(gathers)] if len(gathers) else []
     turned = np.roll(gathers, -int(np.flatnonzero(~gathers)[0]))
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], turned, [False])).astype(np.int8)))
-    lengths: list[int] = (edges[1::2] - edges[::2]).tolist()
-    return lengths
+    begins, lengths = runs_of(turned)
+    return [int(length) for length in lengths[turned[begins]]]
 
 
 def _amount(rows: AxisRows, chosen: NDArray[np.intp]) -> int:

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.intervals import EMPTY, Intervals, clip, covered, intersect, subtract, union
-from distprof.run.tables import RankTables, distinct, intervals_of
+from distprof.run.tables import RankTables, distinct, ends_of_runs, intervals_of
 from distprof.schema import ABSENT, Bools, Int64Array, Table
 from distprof.sections.computation.savings import Savings
 from distprof.sections.context import LaunchBounds, MainLine, Own, RankContext, StageSlots, Timeline
@@ -350,7 +350,7 @@ def _blocked(
     # Of the stretches that a row may have ended, the longest
     order = np.flatnonzero(fits)[np.lexsort((rest[fits], row[fits]))]
     row, stretch = row[order], stretch[order]
-    is_longest = np.append(row[1:] != row[:-1], np.ones(min(len(row), 1), np.bool_))
+    is_longest = ends_of_runs(row)
     row, stretch = row[is_longest], stretch[is_longest]
     exposed[row] = True
     continued_ns[row] = last[stretch] = stretches.end[stretch]
