@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from distprof.artefacts import REPORT_FILE, RUN_FILE
+from distprof.cli.app import State
 from distprof.cli.options import (
     Duration,
     RankList,
@@ -19,13 +21,14 @@ from distprof.cli.output import (
     Output,
     check_free,
     note,
+    progress_bar,
     show,
     show_fabric,
     show_hang,
     show_in_step_summary,
     verdict_code,
 )
-from distprof.errors import OtherVerbError
+from distprof.errors import InputError, OtherVerbError
 from distprof.units import MOST_COLLECTIVES
 from distprof.verbs.sources import check_source, single_source, spooled
 
@@ -121,7 +124,6 @@ def analyze(sources: tuple[str, ...], save_report: str | None, **options: Any) -
     check_source(source)
     if save_report is not None:
         check_free(save_report, force=output.force)
-    from distprof.cli.app import State
     from distprof.documents.saved import REPORT
 
     state = click.get_current_context().find_object(State)
@@ -142,7 +144,6 @@ def analyze(sources: tuple[str, ...], save_report: str | None, **options: Any) -
 
 def _analyzed(source: str, *, quiet: bool, debug: bool, **options: Any) -> Report:
     from distprof import api
-    from distprof.cli.output import progress_bar
     from distprof.config import load_config
 
     settings = load_config(options["config"])
@@ -176,8 +177,6 @@ def _analyzed(source: str, *, quiet: bool, debug: bool, **options: Any) -> Repor
 
 def _save(report: Report, source: str, wanted: str | None, *, quiet: bool) -> str:
     """Save the report where the user asked, else in a run directory; return its path or ``""``."""
-    from distprof.artefacts import REPORT_FILE, RUN_FILE
-    from distprof.errors import InputError
     from distprof.ingest.job import find_run_directory
 
     if wanted:

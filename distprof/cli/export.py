@@ -11,8 +11,8 @@ from distprof.cli.options import RankList, StepList, debug_option
 from distprof.cli.output import check_free, note, progress_bar, to_stdout
 from distprof.errors import UsageError
 from distprof.escape import plain
-from distprof.units import MOST_RANKS, finite_range
-from distprof.verbs.sources import check_comparable, check_source, single_source
+from distprof.units import MOST_RANKS, finite_range, format_bytes, name_ranks
+from distprof.verbs.sources import check_comparable, check_source, listen_address, single_source
 
 _HOW_TO_OPEN = """\
 Open this address in a browser on this machine; Ctrl-C ends the wait:
@@ -104,8 +104,6 @@ def perfetto(
     chosen = Choice(ranks=ranks, steps=steps, only=next((o for o in ONLY if o == only), None))
     with progress_bar("writing ranks", quiet=quiet) as progress:
         written = export_perfetto(examined, output, chosen, progress=progress)
-    from distprof.units import format_bytes, name_ranks
-
     for sentence in written.notes:
         note(sentence, quiet=quiet)
     size = f", {format_bytes(written.num_bytes)}" if written.num_bytes else ""
@@ -172,7 +170,6 @@ def prometheus(
         check_free(output, force=force)
     check_comparable(source)
     from distprof.verbs.export.prometheus import Exposition, keep_file, serve, text_of
-    from distprof.verbs.sources import listen_address
 
     address = None if listen is None else listen_address(listen)
     exposition = Exposition(source)

@@ -10,6 +10,7 @@ from click.shell_completion import CompletionItem
 
 from distprof.cli.app import State
 from distprof.terms import FORMATS, PAGE_FORMATS, Severity
+from distprof.units import parse_duration
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 MAX_RANK = 10_000_000
@@ -112,8 +113,6 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since clic
         """Parse number and unit."""
         if isinstance(value, int):
             return value
-        from distprof.units import parse_duration
-
         parsed = parse_duration(str(value))
         if parsed is None:
             self.fail(

@@ -20,7 +20,7 @@ import click
 
 from distprof.artefacts import RUN_FILE
 from distprof.cli.app import ExitCode
-from distprof.errors import UsageError
+from distprof.errors import InputError, UsageError
 from distprof.escape import inert, plain
 from distprof.units import capitalized, format_bytes
 
@@ -217,8 +217,6 @@ def note(message: str, *, quiet: bool = False) -> None:
 
 def to_stdout(text: str, format_name: str = "text") -> None:
     """Write to stdout and flush, unless the reader has closed the pipe, as ``head`` does."""
-    from distprof.errors import InputError
-
     stream = sys.stdout
     encoding = getattr(stream, "encoding", None) or "utf-8"
     try:

@@ -10,10 +10,10 @@ import click
 from distprof.cli.app import ExitCode
 from distprof.cli.options import debug_option, output_options_with
 from distprof.cli.output import Output, deliver, show_in_step_summary
-from distprof.config import ModelShape
+from distprof.config import ModelShape, load_config
 from distprof.errors import UsageError
 from distprof.options import click_options, options_of
-from distprof.terms import FORMATS
+from distprof.terms import FORMATS, Severity
 from distprof.units import MOST_RANKS, finite_range
 
 if TYPE_CHECKING:
@@ -121,8 +121,6 @@ def plan(**options: Any) -> int:
 
 def _lint(options: dict[str, Any], output: Output) -> int:
     """Lint the layout in a file. Values missing from the file come from the command line."""
-    from distprof.config import load_config
-    from distprof.terms import Severity
     from distprof.verbs.plan.layout import question_of
     from distprof.verbs.plan.lint import LINT, check_layout, layout_of, num_gpus_of, read_job_file
 

@@ -26,6 +26,7 @@ from distprof.cli.output import (
     deliver,
     has_color,
     note,
+    progress_bar,
     show,
     show_fabric,
     terminal_width,
@@ -33,7 +34,7 @@ from distprof.cli.output import (
     verdict_code,
 )
 from distprof.escape import plain, wrapped
-from distprof.verbs.sources import check_comparable
+from distprof.verbs.sources import check_comparable, check_source, spooled
 
 
 @click.command()
@@ -136,9 +137,7 @@ def hang(sources: tuple[str, ...], fail_on: str, executor: str, **output_options
 
 
 def _report(sources: tuple[str, ...], executor: str, *, quiet: bool) -> HangReport:
-    from distprof.cli.output import progress_bar
     from distprof.verbs.functions import hang as diagnose
-    from distprof.verbs.sources import spooled
 
     with progress_bar("reading dumps", quiet=quiet) as progress:
         return diagnose(*map(spooled, sources), executor=executor, progress=progress)
@@ -196,7 +195,6 @@ def op(
     from distprof.hardware import load_sheet
     from distprof.verbs.op import script_of, tell
     from distprof.verbs.op.show import OPERATOR
-    from distprof.verbs.sources import check_source
 
     output.check(OPERATOR)
     if script is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from distprof.artefacts import REPORT_FILE, REPORT_SCHEMA
 from distprof.documents.document import Document
+from distprof.escape import plain
 from distprof.formats import RenderOptions
 from distprof.sections import report as data
 
@@ -42,7 +43,6 @@ class Report(data.Report, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         """One line: a report may hold thousands of rows."""
-        from distprof.escape import plain
         from distprof.sections.shows import judge
 
         return f"<Report on {self.run.source!r}: {plain(judge(self).headline)}>"

@@ -22,6 +22,7 @@ from distprof.ingest.files import walked
 from distprof.ingest.nsys import ENDINGS, opened_process, processes_in, why_not_an_export
 from distprof.ingest.recognise import foreign_format, refuse_foreign
 from distprof.ingest.rocprof import begins_rocprof, is_rocprof, opened_rocprof, processes_in_rocprof
+from distprof.remote import without_login
 from distprof.units import few_names
 
 if TYPE_CHECKING:  # few jobs use object stores, and asyncio and fsspec take long to import
@@ -182,8 +183,6 @@ def version_of(opened: str | BinaryIO) -> str:
     stored = getattr(opened, "stored", None)
     if stored is None or not stored.tag:
         return ""
-    from distprof.remote import without_login
-
     return json.dumps([without_login(stored.url), stored.size, stored.tag])
 
 

@@ -22,6 +22,7 @@ from distprof.documents.page import Priced, ToDo
 from distprof.errors import UsageError
 from distprof.escape import short_ranks
 from distprof.installed import is_web_address
+from distprof.rules import find_rule
 from distprof.rules.base import Finding
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ _LOWER = {"h1": "h4", "h2": "h4", "h3": "h5", "h4": "h5"}
 
 def rule_page(code: str) -> Markup:
     """The page of a rule without its title; empty for a rule that is not installed here."""
-    from distprof.rules import find_rule
-
     try:
         page = find_rule(code).page
     except UsageError:  # the report is from another version

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from distprof.replay import CycleError
+from distprof.replay import CycleError, Times
 from distprof.run.evidence import OperationLog
 from distprof.run.run import Run
 from distprof.run.topology import ProcessGroup
@@ -31,15 +30,18 @@ from distprof.sections.stragglers.computing import EXPERTS, pace_of
 from distprof.sections.whatif import WhatIfResult
 from distprof.sections.whatif.delays import OUTSIDE, Sections
 from distprof.sections.whatif.plan import Refill, Simulation, Workbench, refill_of
-from distprof.sections.whatif.scenarios import TraceChange, beginning, in_time
+from distprof.sections.whatif.scenarios import (
+    TraceChange,
+    beginning,
+    in_time,
+    is_worth_showing,
+    scenarios,
+)
 from distprof.sections.whatif.segments import rank_line
-from distprof.sections.whatif.trace_graph import TraceGraph
+from distprof.sections.whatif.trace_graph import TraceGraph, path_shares, trace_graph
+from distprof.sections.whatif.trace_model import TraceModel, packed, slowdowns
 from distprof.terms import CollectiveKind, StragglerCause, StragglerPattern
 from distprof.units import format_ratio, name_ranks
-
-if TYPE_CHECKING:
-    from distprof.replay import Times
-    from distprof.sections.whatif.trace_graph import TraceGraph
 
 __all__ = ["analyze_whatif", "rank_line"]
 
@@ -84,13 +86,6 @@ def _of_traces(
     refill: Refill | None,
     bench: Workbench,
 ) -> WhatIfResult:
-    # Imported here because these modules need results of this package
-    from distprof.sections.whatif.delays import Sections
-    from distprof.sections.whatif.measure import link_changes, set_changes
-    from distprof.sections.whatif.scenarios import is_worth_showing, scenarios
-    from distprof.sections.whatif.trace_graph import path_shares, trace_graph
-    from distprof.sections.whatif.trace_model import TraceModel, packed, slowdowns
-
     try:
         graph = trace_graph(run, analyses)
     except CycleError as error:

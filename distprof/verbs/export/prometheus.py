@@ -15,15 +15,12 @@ from distprof.artefacts import REPORT_FILE
 from distprof.artefacts.records import StepRecord
 from distprof.bounds import table_beside
 from distprof.documents.document import write_file
-from distprof.documents.saved import load_report
+from distprof.documents.saved import Report, load_report
 from distprof.errors import DistprofError, InputError, MissingExtraError
 from distprof.ingest.job.growing import LiveRank, LiveRun
 from distprof.ingest.recognise import Kind, kind_of
 from distprof.sections.metrics import METRICS
 from distprof.verbs.sources import cannot_listen
-
-if TYPE_CHECKING:
-    from distprof.documents.saved import Report
 
 MAX_RANKS = 256
 """Maximum number of ranks in a job for separate series per rank."""
