@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from distprof.costs.fabric import fit_buckets
 from distprof.run.run import Run
+from distprof.run.tables import ends_of_runs
 from distprof.run.topology import Topology
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import RankAnalyses, RankAnalysis, RankGradients
@@ -159,7 +160,7 @@ def _repeats(
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Masks of the last reduction of each update and of earlier ones with the same gradients."""
     update, count, size = own.update[rows], own.num_buckets[rows], own.bytes[rows]
-    is_last = np.append(np.diff(update) != 0, True)
+    is_last = ends_of_runs(update)
     last = np.flatnonzero(is_last)[np.cumsum(is_last) - is_last]
     same = (count == count[last]) & (abs(size - size[last]) <= _SAME_BYTES * size[last])
     return is_last, same & ~is_last

@@ -18,6 +18,7 @@ import numpy as np
 
 from distprof.artefacts.record import grouped
 from distprof.run.records import FlightState
+from distprof.run.tables import runs_of, same_as_before
 from distprof.schema import ABSENT, Int64Array
 from distprof.terms import CollectiveKind
 from distprof.units import name_ranks
@@ -322,15 +323,13 @@ class _Rows:
         seq = np.concatenate([member.seq for member in members])
         pending = np.concatenate([member.pending for member in members])
         order = np.lexsort((which, seq))
-        keep = np.ones(len(order), dtype=np.bool_)
-        keep[1:] = (np.diff(seq[order]) != 0) | (np.diff(which[order]) != 0)
-        chosen = order[keep]
+        chosen = order[~same_as_before(seq[order], which[order])]
         self.which, self.seq, self.pending = which[chosen], seq[chosen], pending[chosen]
         kind = _column(members, lambda m: m.dump.entries["kind"][m.collectives].astype(np.int64))
         self.kind = np.where(kind == CollectiveKind.UNKNOWN, ABSENT, kind)[chosen]
         self.elements = _column(members, _elements)[chosen]
         self.dtype = _dtypes(members)[chosen]
-        self.starts = np.flatnonzero(np.r_[True, np.diff(self.seq) != 0])
+        self.starts = runs_of(self.seq)[0]
 
     def first_difference(self, values: Int64Array) -> int | None:
         """The first sequence number in flight at which the known values differ."""

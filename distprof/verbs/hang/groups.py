@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from distprof.run.records import FlightDump, FlightState, GroupStatus
+from distprof.run.tables import parts_by
 from distprof.run.topology import DEFAULT_GROUPS
 from distprof.schema import Int64Array
 from distprof.verbs.hang import Cadence
@@ -272,11 +273,7 @@ def _classes(member: Member) -> dict[tuple[str, str], Int64Array]:
     entries, rows = member.dump.entries, member.collectives
     names, shapes = entries.coded("name"), entries.coded("shape")
     keys = names.codes[rows].astype(np.int64) * (len(shapes.values) + 1) + shapes.codes[rows]
-    order = np.argsort(keys, kind="stable")
-    starts = np.flatnonzero(np.diff(keys[order]) != 0) + 1
-    parts = np.split(rows[order], starts)
     return {
         (names.values[names.codes[part[0]]], shapes.values[shapes.codes[part[0]]]): part
-        for part in parts
-        if len(part)
+        for part in parts_by(keys, rows).values()
     }
