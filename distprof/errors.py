@@ -17,6 +17,8 @@ code. ``ValueError`` is for wrong use of the Python API, ``assert`` only for int
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 
@@ -72,6 +74,16 @@ class InputError(DistprofError):
         """Support pickling: keyword-only arguments need an explicit constructor."""
         made = partial(type(self), expected=self.expected, found=self.found, fix=self.fix)
         return made, (self.source,)
+
+
+@contextmanager
+def refusing(source: object, expected: str, fix: str = "") -> Iterator[None]:
+    """InputError, with the words of the operating system, for an OSError inside."""
+    try:
+        yield
+    except OSError as error:
+        found = error.strerror or str(error)
+        raise InputError(str(source), expected=expected, found=found, fix=fix) from error
 
 
 class OtherVerbError(InputError):

@@ -30,7 +30,7 @@ from distprof.artefacts.run_file import RunFile
 from distprof.artefacts.summary_file import SWEEP_FILE, SWEEP_SCHEMA, SweepFile, SweepRun
 from distprof.bounds import read_plain
 from distprof.documents.document import Document
-from distprof.errors import InputError, UsageError
+from distprof.errors import InputError, UsageError, refusing
 from distprof.verbs.sweep.runs import MAX_RANKS, MAX_RUNS
 
 _BEAT_S = 1.0
@@ -110,15 +110,8 @@ _FILE = ".lock"
 @contextmanager
 def locked(folder: Path) -> Iterator[tuple[int, ...]]:
     """Hold the lock of a sweep's folder, which no other process may hold."""
-    try:
+    with refusing(folder, "a folder that can be written", "name another folder with --sweep"):
         handle = os.open(folder / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise InputError(
-            str(folder),
-            expected="a folder that can be written",
-            found=error.strerror or str(error),
-            fix="name another folder with --sweep",
-        ) from error
     try:
         yield (handle,) if _take(handle, folder) else ()
     finally:
@@ -212,15 +205,10 @@ def _impossible_value(sweep: SweepFile) -> str:
 
 def save_sweep(folder: Path, sweep: SweepFile) -> None:
     """Write the state of the sweep atomically."""
-    try:
-        write_atomically(folder / SWEEP_FILE, SWEEP.encode(sweep))
-    except OSError as error:
-        raise InputError(
-            str(folder / SWEEP_FILE),
-            expected="a folder that can be written",
-            found=error.strerror or str(error),
-            fix="free some space, or choose another folder with --sweep (finished runs are kept)",
-        ) from error
+    path = folder / SWEEP_FILE
+    fix = "free some space, or choose another folder with --sweep (finished runs are kept)"
+    with refusing(path, "a folder that can be written", fix):
+        write_atomically(path, SWEEP.encode(sweep))
 
 
 def configuration_of(arguments: Sequence[str]) -> dict[str, Any]:
@@ -324,16 +312,10 @@ def _left_s(sweep: SweepFile, number: int, elapsed_s: float) -> float | None:
 
 def _clear(run_dir: Path) -> None:
     """Remove the files of an interrupted or failed run."""
-    try:
+    expected = "a folder that can be removed: its run was interrupted, or failed"
+    with refusing(run_dir, expected, "remove it, or choose another folder with --sweep"):
         if run_dir.exists():
             shutil.rmtree(run_dir)
-    except OSError as error:
-        raise InputError(
-            str(run_dir),
-            expected="a folder that can be removed: its run was interrupted, or failed",
-            found=error.strerror or str(error),
-            fix="remove it, or choose another folder with --sweep",
-        ) from error
 
 
 def _is_complete(run_dir: Path) -> bool:
