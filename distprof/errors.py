@@ -77,7 +77,7 @@ class InputError(DistprofError):
 
 
 @contextmanager
-def refusing(source: object, expected: str, fix: str = "") -> Iterator[None]:
+def explaining(source: object, expected: str, fix: str = "") -> Iterator[None]:
     """InputError, with the words of the operating system, for an OSError inside."""
     try:
         yield

@@ -21,7 +21,7 @@ import msgspec
 from distprof.artefacts.files import write_atomically
 from distprof.bounds import Bound, NotAFileError, TooLargeError, decode_json, read_plain
 from distprof.documents.page import Page
-from distprof.errors import InputError, SchemaError, UsageError, refusing
+from distprof.errors import InputError, SchemaError, UsageError, explaining
 from distprof.escape import each_text
 from distprof.formats import RenderOptions
 from distprof.terms import CI_FORMATS
@@ -220,7 +220,7 @@ def document_of(kind: type[Any]) -> Document[Any]:
 
 def write_file(path: Path, data: bytes) -> Path:
     """Write a file atomically and return its path; InputError if that fails."""
-    with refusing(path, "a location where a file can be written", "choose another file with -o"):
+    with explaining(path, "a location where a file can be written", "choose another file with -o"):
         write_atomically(path, data)
     return path
 

@@ -12,6 +12,7 @@ from functools import cached_property
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from distprof.artefacts.record import grouped
 from distprof.join.gpu_waits import medians_of_others
@@ -185,15 +186,11 @@ class OwnTime(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                     return tuple(sorted({*left, position}))
             return self.peers[position]
 
-        return OwnTime(
-            ranks=self.ranks,
-            parts=self.parts,
-            hidden=self.hidden,
-            peers=tuple(
-                others(position) if position in replaced else self.peers[position]
-                for position in all_positions
-            ),
+        peers = tuple(
+            others(position) if position in replaced else self.peers[position]
+            for position in all_positions
         )
+        return replace(self, peers=peers)
 
     def beyond_peers(self, values: Int64Array) -> Floats:
         """Each value, shape ``(P, S)``, less the median of its rank's peers in the step."""

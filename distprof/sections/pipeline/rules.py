@@ -7,6 +7,7 @@ from statistics import median
 
 import msgspec
 
+from distprof.artefacts.record import made_from
 from distprof.escape import fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule, worth
 from distprof.sections.idle import IdleResult, PausesResult
@@ -64,13 +65,7 @@ def _judged(group: PipelineGroup) -> Judged | None:
     parts = (group.span_ns, group.idle_ns, group.warm_up_drain_ns, group.exposed_p2p_ns)
     if any(part is None for part in parts) or not group.span_ns:
         return None
-    return Judged(
-        group=group,
-        span_ns=group.span_ns,
-        idle_ns=group.idle_ns or 0,
-        warm_up_drain_ns=group.warm_up_drain_ns or 0,
-        exposed_p2p_ns=group.exposed_p2p_ns or 0,
-    )
+    return made_from(group, Judged, group=group)
 
 
 BY_COUNT = 0.8

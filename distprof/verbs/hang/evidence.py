@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from distprof.artefacts import FLIGHT_FILE, REQUESTS_DIR, RUN_FILE, STACKS_FILE
 from distprof.artefacts.records import main_stack
 from distprof.bounds import expanded
-from distprof.errors import DistprofError, InputError, refusing
+from distprof.errors import DistprofError, InputError, explaining
 from distprof.ingest.discovery import ranks_in_names
 from distprof.ingest.executor import Outcome, Progress, map_each, running
 from distprof.ingest.files import Folder
@@ -216,7 +216,7 @@ def _head(folder: Folder, name: str) -> bytes:
 
 def read_dump(file: DumpFile) -> FlightDump:
     """Read one dump."""
-    with refusing(file.shown, "a readable file"):
+    with explaining(file.shown, "a readable file"):
         data = file.folder.read(file.name, MAX_BYTES)
     dump = parse_flight(data, rank=file.rank, source=file.shown)
     return replace(dump, written_ns=modified_ns(file.folder, file.name))

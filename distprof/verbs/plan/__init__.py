@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import msgspec
-
+from distprof.artefacts.record import Record
 from distprof.rules.base import Evidence
 from distprof.terms import Severity, Subject
 from distprof.verbs import Displayed
@@ -14,11 +13,7 @@ from distprof.verbs.plan.layout import Layout, Objection
 PLAN_SCHEMA = "distprof.plan/1"
 
 
-class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Times are int ns, sizes int bytes, ratios 0 to 1."""
-
-
-class MemoryParts(_Record, frozen=True, kw_only=True):
+class MemoryParts(Record, frozen=True, kw_only=True):
     """Memory of the fullest GPU, by part."""
 
     weights_bytes: int  # Weights, in bf16.
@@ -34,7 +29,7 @@ class MemoryParts(_Record, frozen=True, kw_only=True):
         return sum(getattr(self, field) for field in self.__struct_fields__)
 
 
-class AxisCost(_Record, frozen=True, kw_only=True):
+class AxisCost(Record, frozen=True, kw_only=True):
     """Communication of one axis, per rank and step."""
 
     axis: str  # ``tp``, ``cp``, ``ep``, ``pp``, ``dp``; ``dp-shard`` and ``dp-replicate`` for HSDP.
@@ -45,7 +40,7 @@ class AxisCost(_Record, frozen=True, kw_only=True):
     exposed_ns: int  # The part of ``time_ns`` that does not overlap with computation.
 
 
-class TierPosition(_Record, frozen=True, kw_only=True):
+class TierPosition(Record, frozen=True, kw_only=True):
     """Position of a layout on the communication roofline of one tier."""
 
     tier: str  # ``scale-up`` or ``inter-node``.
@@ -54,7 +49,7 @@ class TierPosition(_Record, frozen=True, kw_only=True):
     regime: str  # Which of the two limits the step.
 
 
-class Estimate(_Record, frozen=True, kw_only=True):
+class Estimate(Record, frozen=True, kw_only=True):
     """Costs of one layout."""
 
     layout: Layout  # The layout.
@@ -76,7 +71,7 @@ class Estimate(_Record, frozen=True, kw_only=True):
         return sum(axis.exposed_ns for axis in self.axes)
 
 
-class Rejection(_Record, frozen=True, kw_only=True):
+class Rejection(Record, frozen=True, kw_only=True):
     """Layouts that were rejected for the same reason."""
 
     reason: str  # The reason in a few words.
@@ -84,7 +79,7 @@ class Rejection(_Record, frozen=True, kw_only=True):
     example: str  # The reason with the numbers of one of the layouts.
 
 
-class ModelFacts(_Record, frozen=True, kw_only=True):
+class ModelFacts(Record, frozen=True, kw_only=True):
     """The model that the plan is for."""
 
     name: str
@@ -96,7 +91,7 @@ class ModelFacts(_Record, frozen=True, kw_only=True):
     experts: int
 
 
-class ClusterFacts(_Record, frozen=True, kw_only=True):
+class ClusterFacts(Record, frozen=True, kw_only=True):
     """The cluster that the plan is for; bandwidths in bytes per second and direction, per GPU."""
 
     gpu: str
@@ -109,7 +104,7 @@ class ClusterFacts(_Record, frozen=True, kw_only=True):
     inter_node_bandwidth: float
 
 
-class Plan(Displayed, _Record, frozen=True, kw_only=True):
+class Plan(Displayed, Record, frozen=True, kw_only=True):
     """A plan: layouts by step time, and why others were rejected."""
 
     schema: str = PLAN_SCHEMA  # Schema id of this document.
@@ -130,9 +125,7 @@ class Plan(Displayed, _Record, frozen=True, kw_only=True):
 LINT_SCHEMA = "distprof.plan-lint/1"
 
 
-class ConfigurationResult(
-    msgspec.Struct, Evidence, frozen=True, kw_only=True, forbid_unknown_fields=True
-):
+class ConfigurationResult(Record, Evidence, frozen=True, kw_only=True):
     """A layout, the objections to it and its costs. All are modelled: no step has run."""
 
     subject: ClassVar[Subject] = Subject.CONFIGURATION
@@ -150,7 +143,7 @@ class ConfigurationResult(
     plain_bytes: int | None = None
 
 
-class ConfigurationFinding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ConfigurationFinding(Record, frozen=True, kw_only=True):
     """One problem of a configuration. It is modelled: no step has run."""
 
     code: str  # Code of the rule, never reused, for example ``CFG111``.
@@ -160,7 +153,7 @@ class ConfigurationFinding(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     fix: str  # How to fix it.
 
 
-class Lint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Lint(Record, frozen=True, kw_only=True):
     """Problems and costs of a configuration."""
 
     schema: str = LINT_SCHEMA  # Schema id of this document.

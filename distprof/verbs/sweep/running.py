@@ -30,7 +30,7 @@ from distprof.artefacts.run_file import RunFile
 from distprof.artefacts.summary_file import SWEEP_FILE, SWEEP_SCHEMA, SweepFile, SweepRun
 from distprof.bounds import read_plain
 from distprof.documents.document import Document
-from distprof.errors import InputError, UsageError, refusing
+from distprof.errors import InputError, UsageError, explaining
 from distprof.verbs.sweep.runs import MAX_RANKS, MAX_RUNS
 
 _BEAT_S = 1.0
@@ -110,7 +110,7 @@ _FILE = ".lock"
 @contextmanager
 def locked(folder: Path) -> Iterator[tuple[int, ...]]:
     """Hold the lock of a sweep's folder, which no other process may hold."""
-    with refusing(folder, "a folder that can be written", "name another folder with --sweep"):
+    with explaining(folder, "a folder that can be written", "name another folder with --sweep"):
         handle = os.open(folder / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         yield (handle,) if _take(handle, folder) else ()
@@ -207,7 +207,7 @@ def save_sweep(folder: Path, sweep: SweepFile) -> None:
     """Write the state of the sweep atomically."""
     path = folder / SWEEP_FILE
     fix = "free some space, or choose another folder with --sweep (finished runs are kept)"
-    with refusing(path, "a folder that can be written", fix):
+    with explaining(path, "a folder that can be written", fix):
         write_atomically(path, SWEEP.encode(sweep))
 
 
@@ -313,7 +313,7 @@ def _left_s(sweep: SweepFile, number: int, elapsed_s: float) -> float | None:
 def _clear(run_dir: Path) -> None:
     """Remove the files of an interrupted or failed run."""
     expected = "a folder that can be removed: its run was interrupted, or failed"
-    with refusing(run_dir, expected, "remove it, or choose another folder with --sweep"):
+    with explaining(run_dir, expected, "remove it, or choose another folder with --sweep"):
         if run_dir.exists():
             shutil.rmtree(run_dir)
 
