@@ -15,6 +15,8 @@ from distprof.cli.options import (
     config_option,
     debug_option,
     fail_on_option,
+    flag_option,
+    path_option,
     report_options,
 )
 from distprof.cli.output import (
@@ -40,11 +42,8 @@ if TYPE_CHECKING:
 @click.argument("sources", metavar="SOURCE", nargs=-1, required=True)
 @report_options
 @fail_on_option
-@click.option(
-    "--save-report",
-    type=click.Path(),
-    metavar="FILE",
-    help="Save the report as JSON. In a run directory this is the default.",
+@path_option(
+    "--save-report", help="Save the report as JSON. In a run directory this is the default."
 )
 @click.option(
     "--window",
@@ -61,28 +60,22 @@ if TYPE_CHECKING:
     help="How long a step takes without the profiler, for example 30.5ms; by default as the step "
     "log of the run says.",
 )
-@click.option(
+@flag_option(
     "--every-step",
-    is_flag=True,
     help="Report every step of every rank, even if there are more than 16,384 of them.",
 )
 @click.option("--ranks", type=RankList(), metavar="0-3,8", help="Only these ranks; all by default.")
-@click.option(
-    "--device-only", is_flag=True, help="Read only GPU activity: faster, but no causes on the CPU."
-)
-@click.option("--strict", is_flag=True, help="Refuse damaged traces instead of salvaging them.")
+@flag_option("--device-only", help="Read only GPU activity: faster, but no causes on the CPU.")
+@flag_option("--strict", help="Refuse damaged traces instead of salvaging them.")
 @click.option(
     "--executor",
     metavar="SPEC",
     help="process, process:N, serial, dask:// or tcp://HOST:PORT; process by default.",
 )
-@click.option(
-    "--cache-dir",
-    type=click.Path(),
-    metavar="DIR",
-    help="Cache for parsed tables, or the URL of a shared cache.",
+@path_option(
+    "--cache-dir", metavar="DIR", help="Cache for parsed tables, or the URL of a shared cache."
 )
-@click.option("--no-cache", is_flag=True, help="Neither reuse nor cache parsed tables.")
+@flag_option("--no-cache", help="Neither reuse nor cache parsed tables.")
 @click.option(
     "--max-collectives",
     type=click.IntRange(1, 10**12),
@@ -92,18 +85,13 @@ if TYPE_CHECKING:
     "about 165 bytes of memory.  [default: 20,000,000]",
 )
 @config_option
-@click.option(
-    "--fabric",
-    type=click.Path(),
-    metavar="FILE",
-    help="Expected network speed: a profile from distprof bench, or nccl-tests output.",
+@path_option(
+    "--fabric", help="Expected network speed: a profile from distprof bench, or nccl-tests output."
 )
-@click.option(
+@path_option(
     "--with",
     "evidence",
-    type=click.Path(),
     multiple=True,
-    metavar="FILE",
     help="More evidence: an NCCL log, sensors, nvidia-smi topo -m. May be repeated.",
 )
 @debug_option

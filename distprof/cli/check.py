@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from distprof.cli.app import ExitCode
-from distprof.cli.options import debug_option, output_options_with
+from distprof.cli.options import debug_option, flag_option, output_options_with, path_option
 from distprof.cli.output import Output, check_free, deliver, make_sweep, note, show_in_step_summary
 from distprof.errors import UsageError
 from distprof.terms import FORMATS
@@ -32,12 +32,7 @@ _LATEST_NS = (1 << 63) - 1
     " 2 wrong usage, 3 bad or incomparable input, 4 a run failed, 130 interrupted."
 )
 @click.argument("sources", metavar="RUN", nargs=-1)
-@click.option(
-    "--baseline",
-    type=click.Path(),
-    metavar="FILE",
-    help="The baseline to compare with; keep it in git.",
-)
+@path_option("--baseline", help="The baseline to compare with; keep it in git.")
 @click.option(
     "--against",
     multiple=True,
@@ -65,9 +60,7 @@ _LATEST_NS = (1 << 63) - 1
     metavar="DIR",
     help="With --run: folder for the runs; an interrupted check resumes there.  [runs/check-TIME]",
 )
-@click.option(
-    "--update-baseline", is_flag=True, help="Accept these runs as a new session of the baseline."
-)
+@flag_option("--update-baseline", help="Accept these runs as a new session of the baseline.")
 @click.option(
     "--acknowledge",
     metavar="METRIC=LOSS",
@@ -98,9 +91,7 @@ _LATEST_NS = (1 << 63) - 1
     default=None,
     help="Whether the check fails if there are too few repeats.  [distprof.toml's, else it passes]",
 )
-@click.option(
-    "--allow-unlike", is_flag=True, help="Compare even if hardware, job or software differ."
-)
+@flag_option("--allow-unlike", help="Compare even if hardware, job or software differ.")
 @click.option("--history", metavar="URL", help="Add the runs to this history.  [distprof.toml's]")
 @output_options_with(*FORMATS, "benchmark")
 @debug_option

@@ -7,7 +7,7 @@ import time
 import click
 
 from distprof.cli.app import ExitCode
-from distprof.cli.options import RankList, StepList, debug_option
+from distprof.cli.options import RankList, StepList, debug_option, flag_option, path_option
 from distprof.cli.output import check_free, note, progress_bar, to_stdout
 from distprof.errors import UsageError
 from distprof.escape import plain
@@ -36,9 +36,7 @@ def export() -> None:
 
 @export.command()
 @click.argument("sources", metavar="RUN", nargs=-1, required=True)
-@click.option(
-    "-o", "--output", type=click.Path(), metavar="FILE", required=True, help="File to write."
-)
+@path_option("-o", "--output", required=True, help="File to write.")
 @click.option("--ranks", type=RankList(), metavar="0-3,8", help="Write only these ranks.")
 @click.option("--steps", type=StepList(), metavar="4-6,9", help="Write only these steps.")
 @click.option(
@@ -46,21 +44,14 @@ def export() -> None:
     type=click.Choice(["collectives", "gpu"]),
     help="collectives: without kernels and CPU threads. gpu: without CPU threads.",
 )
-@click.option(
-    "--open", "how", is_flag=True, help="Serve the file to ui.perfetto.dev until it is fetched."
+@flag_option("--open", "how", help="Serve the file to ui.perfetto.dev until it is fetched.")
+@flag_option("--force", help="Replace an existing file.")
+@path_option("--cache-dir", metavar="DIR", help="Cache for parsed tables.")
+@path_option("--config", help="Configuration.")
+@path_option(
+    "--with", "evidence", multiple=True, help="More evidence, such as sensors. May be repeated."
 )
-@click.option("--force", is_flag=True, help="Replace an existing file.")
-@click.option("--cache-dir", type=click.Path(), metavar="DIR", help="Cache for parsed tables.")
-@click.option("--config", type=click.Path(), metavar="FILE", help="Configuration.")
-@click.option(
-    "--with",
-    "evidence",
-    type=click.Path(),
-    multiple=True,
-    metavar="FILE",
-    help="More evidence, such as sensors. May be repeated.",
-)
-@click.option("-q", "--quiet", is_flag=True, help="Write only errors to stderr.")
+@flag_option("-q", "--quiet", help="Write only errors to stderr.")
 @debug_option
 def perfetto(
     sources: tuple[str, ...],
@@ -123,10 +114,9 @@ def perfetto(
 
 @export.command()
 @click.argument("source", metavar="RUN", type=click.Path())
-@click.option(
+@path_option(
     "-o",
     "--output",
-    type=click.Path(),
     metavar="FILE.prom",
     help="Write FILE for node_exporter's textfile collector instead of stdout.",
 )
@@ -141,8 +131,8 @@ def perfetto(
     metavar="[HOST:]PORT",
     help="Serve metrics to Prometheus over HTTP, until Ctrl-C; HOST is 127.0.0.1 by default.",
 )
-@click.option("--force", is_flag=True, help="Replace an existing file.")
-@click.option("-q", "--quiet", is_flag=True, help="Write only errors to stderr.")
+@flag_option("--force", help="Replace an existing file.")
+@flag_option("-q", "--quiet", help="Write only errors to stderr.")
 @debug_option
 def prometheus(
     source: str,
@@ -210,7 +200,7 @@ def prometheus(
     metavar="RANK",
     help="Rank whose steps become spans; the lowest rank by default.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Write only errors to stderr.")
+@flag_option("-q", "--quiet", help="Write only errors to stderr.")
 @debug_option
 def otel(source: str, endpoint: str, every: float | None, rank: int | None, *, quiet: bool) -> int:
     """Send metrics of a run, and a span per step, to an OpenTelemetry collector.

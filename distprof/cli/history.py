@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from distprof.cli.app import ExitCode
-from distprof.cli.options import debug_option, output_options
+from distprof.cli.options import debug_option, flag_option, output_options
 from distprof.cli.output import Output, deliver, note
 from distprof.errors import UsageError
 
@@ -45,7 +45,7 @@ def history() -> None:
 @_history_option
 @click.option("--label", help="Human-readable label for these runs.")
 @click.option("--commit", metavar="SHA", help="Commit of the code, for runs that do not record it.")
-@click.option("-q", "--quiet", is_flag=True, help="Write only errors to stderr.")
+@flag_option("-q", "--quiet", help="Write only errors to stderr.")
 @debug_option
 def add(
     sources: tuple[str, ...],
@@ -149,7 +149,7 @@ def show(
 
 @history.command()
 @_history_option
-@click.option("-q", "--quiet", is_flag=True, help="Write only errors to stderr.")
+@flag_option("-q", "--quiet", help="Write only errors to stderr.")
 @debug_option
 def compact(folder: str | None, *, quiet: bool) -> int:
     """Merge the small files of a history into one file, which is faster to read.

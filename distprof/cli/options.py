@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 import click
@@ -13,6 +14,9 @@ from distprof.terms import FORMATS, PAGE_FORMATS, Severity
 from distprof.units import parse_duration
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+flag_option = partial(click.option, is_flag=True)
+path_option = partial(click.option, type=click.Path(), metavar="FILE")
+_eager_flag = partial(flag_option, is_eager=True, expose_value=False)
 MAX_RANK = 10_000_000
 MOST_RANKS = 1_000_000
 
@@ -143,14 +147,9 @@ def report_options(command: Command) -> Command:
         metavar="NAME",
         help="Show one section; --list-sections lists them. May be repeated.",
     )
-    full = click.option("--full", is_flag=True, help="Show every section, not only what to do.")
-    listing = click.option(
-        "--list-sections",
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=_list_sections,
-        help="List the sections and exit.",
+    full = flag_option("--full", help="Show every section, not only what to do.")
+    listing = _eager_flag(
+        "--list-sections", callback=_list_sections, help="List the sections and exit."
     )
     return _apply((*_output_options(()), full, section, listing), command)
 
@@ -186,26 +185,22 @@ def _output_options(formats: tuple[str, ...]) -> tuple[Callable[[Command], Comma
             flag_value="brief",
             help="Short for --format brief: at most 1,500 tokens, for AI assistants and chats.",
         ),
-        click.option(
+        path_option(
             "-o",
             "--output",
             "outputs",
-            type=click.Path(),
             multiple=True,
-            metavar="FILE",
             help="Write to FILE instead of stdout (-). May be repeated, for several formats.",
         ),
-        click.option("--force", is_flag=True, help="Replace existing files."),
+        flag_option("--force", help="Replace existing files."),
         click.option(
             "--width",
             type=click.IntRange(40, 400),
             metavar="COLUMNS",
             help="Text width; the terminal's by default.",
         ),
-        click.option(
-            "--all", "show_all", is_flag=True, help="Show every finding, rank, class and kernel."
-        ),
-        click.option("-q", "--quiet", is_flag=True, help="Write only errors to stderr."),
+        flag_option("--all", "show_all", help="Show every finding, rank, class and kernel."),
+        flag_option("-q", "--quiet", help="Write only errors to stderr."),
     )
 
 
@@ -214,12 +209,7 @@ fail_on_option = click.option(
     type=click.Choice([severity.value for severity in Severity]),
     help="Exit with 1 if a finding is at least this severe.",
 )
-config_option = click.option(
-    "--config",
-    type=click.Path(),
-    metavar="FILE",
-    help="Configuration; the nearest distprof.toml by default.",
-)
+config_option = path_option("--config", help="Configuration; the nearest distprof.toml by default.")
 
 
 def _remember_debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001
@@ -228,13 +218,8 @@ def _remember_debug(ctx: click.Context, param: click.Parameter, value: bool) -> 
         state.debug = value
 
 
-debug_option = click.option(
-    "--debug",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_remember_debug,
-    help="Show the traceback of an unexpected error.",
+debug_option = _eager_flag(
+    "--debug", callback=_remember_debug, help="Show the traceback of an unexpected error."
 )
 
 

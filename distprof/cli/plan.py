@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from distprof.cli.app import ExitCode
-from distprof.cli.options import debug_option, output_options_with
+from distprof.cli.options import debug_option, flag_option, output_options_with, path_option
 from distprof.cli.output import Output, deliver, show_in_step_summary
 from distprof.config import ModelShape, load_config
 from distprof.errors import UsageError
@@ -80,14 +80,12 @@ _SHAPE_KEYS = ModelShape.__struct_fields__
     show_default=True,
     help="Share of GPU memory to keep free.",
 )
-@click.option("--fp32-gradients", is_flag=True, help="Accumulate gradients in fp32.")
+@flag_option("--fp32-gradients", help="Accumulate gradients in fp32.")
 @click.option(
     "--layout", metavar="tp=8,pp=4,…", help="Estimate only this layout instead of all layouts."
 )
-@click.option(
+@path_option(
     "--lint",
-    type=click.Path(),
-    metavar="FILE",
     help="Check the layout in a configuration: distprof's own TOML; torchtitan's JSON or TOML;"
     " Megatron arguments; DeepSpeed JSON.",
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from distprof.cli.app import ExitCode
-from distprof.cli.options import debug_option, fail_on_option, output_options
+from distprof.cli.options import debug_option, fail_on_option, output_options, path_option
 from distprof.cli.output import Output, check_free, deliver, make_sweep, note, verdict_code
 from distprof.errors import UsageError
 from distprof.units import MOST_RANKS
@@ -56,9 +56,7 @@ if TYPE_CHECKING:
     type=click.IntRange(1, MOST_RANKS),
     help="Size whose efficiency counts as 1.  [the smallest]",
 )
-@click.option(
-    "--save-summaries", type=click.Path(), metavar="FILE", help="Save the metrics of each run."
-)
+@path_option("--save-summaries", help="Save the metrics of each run.")
 @fail_on_option
 @output_options
 @debug_option

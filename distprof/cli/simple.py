@@ -17,7 +17,9 @@ from distprof.cli.options import (
     config_option,
     debug_option,
     fail_on_option,
+    flag_option,
     output_options,
+    path_option,
     report_options,
 )
 from distprof.cli.output import (
@@ -99,7 +101,7 @@ _NEVER, _STUCK, _IN_FLIGHT, _FAILED = "never", "stuck", "in_flight", "failed"
 @click.command()
 @click.argument("sources", metavar="DIR|LOG...", nargs=-1, required=True, type=click.Path())
 @output_options
-@click.option("--full", is_flag=True, help="Show every table, not only what to do.")
+@flag_option("--full", help="Show every table, not only what to do.")
 @click.option(
     "--fail-on",
     type=click.Choice([_STUCK, _IN_FLIGHT, _NEVER]),
@@ -148,17 +150,10 @@ def _report(sources: tuple[str, ...], executor: str, *, quiet: bool) -> HangRepo
 @click.argument("name", metavar="NAME")
 @output_options
 @click.option("--rank", type=click.IntRange(0, MAX_RANK), help="Rank; by default the first one.")
-@click.option(
-    "--fabric",
-    type=click.Path(),
-    metavar="FILE",
-    help="Limits that distprof bench --compute measured.",
-)
+@path_option("--fabric", help="Limits that distprof bench --compute measured.")
 @config_option
-@click.option(
+@path_option(
     "--script",
-    type=click.Path(),
-    metavar="FILE",
     help="Write a script that repeats one call with random data on this machine; needs only torch.",
 )
 @click.option(
@@ -268,9 +263,8 @@ def _invoke(ctx: click.Context, verb: str, arguments: tuple[str, ...]) -> int:
 
 
 @click.command()
-@click.option(
+@path_option(
     "--root",
-    type=click.Path(),
     metavar="DIR",
     required=True,
     help="Folder that may be read. Nothing outside it is ever read.",
@@ -318,7 +312,7 @@ class RuleCode(click.ParamType):  # type: ignore[type-arg]  # generic since clic
 
 @click.command()
 @click.argument("code_or_name", metavar="[CODE|NAME]", required=False, type=RuleCode())
-@click.option("--all", "list_all", is_flag=True, help="List every rule (the default).")
+@flag_option("--all", "list_all", help="List every rule (the default).")
 @click.option(
     "--format",
     "format_name",

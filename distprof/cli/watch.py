@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from distprof.cli.app import ExitCode
-from distprof.cli.options import debug_option, output_options
+from distprof.cli.options import debug_option, flag_option, output_options
 from distprof.cli.output import (
     Output,
     deliver,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="Seconds between two updates.",
 )
-@click.option("--once", is_flag=True, help="Show the last steps once and exit.")
+@flag_option("--once", help="Show the last steps once and exit.")
 @output_options
 @debug_option
 def watch(
