@@ -17,7 +17,7 @@ from typing import Literal
 import click
 
 from distprof.cli.app import ExitCode
-from distprof.cli.options import debug_option
+from distprof.cli.options import debug_option, format_option
 from distprof.cli.output import has_color, terminal_width, to_stdout
 from distprof.escape import plain, wrapped
 from distprof.kernel import available_processors, explain
@@ -61,13 +61,7 @@ class Check:
 
 
 @click.command()
-@click.option(
-    "--format",
-    "format_name",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    help="Output format.",
-)
+@format_option("text", "json")
 @debug_option
 def doctor(format_name: str) -> int:
     """Check this installation: versions, extras, cache, GPU. Exit code 1 if there are problems."""

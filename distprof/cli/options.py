@@ -132,6 +132,12 @@ class StepList(RankList):
     one = "step"
 
 
+def format_option(*names: str) -> Callable[[Command], Command]:
+    """The option for the format of a verb that only writes to stdout; by default the first."""
+    kind, about = click.Choice(names), "Output format."
+    return click.option("--format", "format_name", type=kind, default=names[0], help=about)
+
+
 def output_options(command: Command) -> Command:
     """Add the options for how and where to show the result of a verb."""
     return output_options_with(*PAGE_FORMATS)(command)

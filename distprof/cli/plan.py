@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from distprof.verbs.plan.lint import JobFile
 
 _AT_LEAST_ONE = click.IntRange(1, 10**9)
-_SHARE = finite_range(0, 1)
+_share_option = partial(click.option, type=finite_range(0, 1), show_default=True)
 _FEW, _MANY = 10, 100
 _SHAPE_KEYS = ModelShape.__struct_fields__
 
@@ -59,27 +60,13 @@ _SHAPE_KEYS = ModelShape.__struct_fields__
     metavar="LINK",
     help="Link between nodes, per GPU and direction: 50GB/s, 400Gb/s or a name; default ndr.",
 )
-@click.option(
-    "--compute-efficiency",
-    type=_SHARE,
-    default=0.6,
-    show_default=True,
-    help="Share of the dense peak FLOP/s that kernels reach.",
+@_share_option(
+    "--compute-efficiency", default=0.6, help="Share of the dense peak FLOP/s that kernels reach."
 )
-@click.option(
-    "--link-efficiency",
-    type=_SHARE,
-    default=0.8,
-    show_default=True,
-    help="Share of the nominal bandwidth that links reach.",
+@_share_option(
+    "--link-efficiency", default=0.8, help="Share of the nominal bandwidth that links reach."
 )
-@click.option(
-    "--reserve",
-    type=_SHARE,
-    default=0.1,
-    show_default=True,
-    help="Share of GPU memory to keep free.",
-)
+@_share_option("--reserve", default=0.1, help="Share of GPU memory to keep free.")
 @flag_option("--fp32-gradients", help="Accumulate gradients in fp32.")
 @click.option(
     "--layout", metavar="tp=8,pp=4,…", help="Estimate only this layout instead of all layouts."

@@ -18,6 +18,7 @@ from distprof.cli.options import (
     debug_option,
     fail_on_option,
     flag_option,
+    format_option,
     output_options,
     path_option,
     report_options,
@@ -313,13 +314,7 @@ class RuleCode(click.ParamType):  # type: ignore[type-arg]  # generic since clic
 @click.command()
 @click.argument("code_or_name", metavar="[CODE|NAME]", required=False, type=RuleCode())
 @flag_option("--all", "list_all", help="List every rule (the default).")
-@click.option(
-    "--format",
-    "format_name",
-    type=click.Choice(["text", "json", "md"]),
-    default="text",
-    help="Output format.",
-)
+@format_option("text", "json", "md")
 @debug_option
 def rule(code_or_name: str | None, list_all: bool, format_name: str) -> None:
     """Explain a rule: what it detects, why it costs time, how to fix it, when it can be wrong.
