@@ -54,7 +54,7 @@ def comparable_ranks(ranks: Sequence[Rank]) -> tuple[tuple[Rank, ...], list[Gap]
 
 
 def _without_copies(ranks: Sequence[Rank]) -> tuple[tuple[Rank, ...], list[Gap]]:
-    by_content = grouped((rank.quality.content or f"rank {rank.rank}", rank) for rank in ranks)
+    by_content = grouped([(rank.quality.content or f"rank {rank.rank}", rank) for rank in ranks])
     copies = {r.rank: same[0].rank for same in by_content.values() for r in same[1:]}
     if not copies:
         return tuple(ranks), []
@@ -72,10 +72,12 @@ def _without_copies(ranks: Sequence[Rank]) -> tuple[tuple[Rank, ...], list[Gap]]
 
 def _in_one_unit(ranks: Sequence[Rank]) -> tuple[tuple[Rank, ...], list[Gap]]:
     means = grouped(
-        (name, total_ns / count)
-        for rank in ranks
-        for name, (count, total_ns) in rank.quality.paces.items()
-        if count >= _MIN_LAUNCHES
+        [
+            (name, total_ns / count)
+            for rank in ranks
+            for name, (count, total_ns) in rank.quality.paces.items()
+            if count >= _MIN_LAUNCHES
+        ]
     )
     usual = {name: float(np.median(each)) for name, each in means.items() if len(each) > 1}
     odd = [rank.rank for rank in ranks if _has_other_unit(rank, usual)]

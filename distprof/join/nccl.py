@@ -190,7 +190,7 @@ def num_behind(status: RasStatus) -> int:
 
 def _unequal(launches: Sequence[RasLaunches]) -> list[tuple[list[RasLaunches], int]]:
     """Launch counts of each operation of each communicator, with the largest."""
-    groups = grouped(((one.communicator, one.operation), one) for one in launches)
+    groups = grouped([((one.communicator, one.operation), one) for one in launches])
     return [(counts, max(one.launched for one in counts)) for counts in groups.values()]
 
 

@@ -150,7 +150,7 @@ def _one_recording(ranks: list[Rank]) -> _Selection:
 
 def _each_rank_once(ranks: list[Rank]) -> _Selection:
     """One capture per rank: from the recording with the most ranks, otherwise the last to end."""
-    by_rank = grouped((rank.rank, rank) for rank in ranks)
+    by_rank = grouped([(rank.rank, rank) for rank in ranks])
     repeated = sorted(number for number, several in by_rank.items() if len(several) > 1)
     if not repeated:
         return ranks, []

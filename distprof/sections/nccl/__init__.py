@@ -191,7 +191,7 @@ def different_networks(result: NcclResult) -> str:
 
     Both ends of a connection need the same network.
     """
-    chosen = grouped((host.networks, host.host) for host in result.hosts if host.networks)
+    chosen = grouped([(host.networks, host.host) for host in result.hosts if host.networks])
     are_jobs = result.num_jobs > 1 and bool(result.groups)
     if len(chosen) < 2 or are_jobs or result.transports:
         return ""

@@ -193,7 +193,7 @@ def _connected(ends: Counter[_End]) -> Counter[_End]:
 
 def _groups(log: NcclLog, places: _Places) -> tuple[NcclGroup, ...]:
     members = ((one, places.members(index)) for index, one in enumerate(log.communicators))
-    by_extent = grouped(((one.num_ranks, _num_hosts(one, at)), (one, at)) for one, at in members)
+    by_extent = grouped([((one.num_ranks, _num_hosts(one, at)), (one, at)) for one, at in members])
     return tuple(
         _group(size, hosts, by_extent[size, hosts])
         for size, hosts in sorted(by_extent, key=lambda key: (-key[0], key[1] or 0))
@@ -239,7 +239,7 @@ def _crossings(one: NcclCommunicator, members: Mapping[int, str]) -> list[int]:
 
 
 def _hosts(log: NcclLog) -> tuple[NcclHost, ...]:
-    processes = grouped((process.host, index) for index, process in enumerate(log.processes))
+    processes = grouped([(process.host, index) for index, process in enumerate(log.processes)])
     used: dict[str, set[int]] = defaultdict(set)
     for edge in log.edges:
         if edge.card is not None and edge.process is not None:

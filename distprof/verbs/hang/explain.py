@@ -191,7 +191,7 @@ def _positions(point: Point) -> Iterator[str]:
     if point.kind is not HangKind.NEVER_LAUNCHED:
         return
     members = point.group.members.values()
-    latest = grouped((one.enqueued, one.rank) for one in members if one.enqueued is not None)
+    latest = grouped([(one.enqueued, one.rank) for one in members if one.enqueued is not None])
     if len(latest) < 2:
         who, number = capitalized(name_ranks(point.waiting)), max(latest, default=point.seq or 0)
         yield f"{who} of {point.group.label} launched up to number {number}."
