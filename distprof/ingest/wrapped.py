@@ -12,9 +12,12 @@ import io
 import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
+from itertools import pairwise
 from typing import Any, BinaryIO, cast
 
 import msgspec
+
+from distprof.bounds import byte_patterns_beside, table_beside
 
 _Change = Callable[[bytes], bytes]
 
@@ -25,56 +28,21 @@ _BLOCK_BYTES = 1 << 18
 _MAX_LINE = 1 << 17  # of a line without end
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _ROUNDS = 4  # of one prefix behind another
-_FEWEST, _USUAL = 3, 0.9  # Lines with a label that are no chance, and share of all that have one.
+_NARROWEST, _WIDEST = 60, 400  # terminals that break lines
+_FEWEST = 3  # lines that are no chance
+_MOST, _USUAL = 0.75, 0.9  # shares of all lines
 
-_TEXTS = ["log", "message", "msg", "event", "textPayload", "line"]
-_THEN = ["exception", "exc_info", "traceback"]
-_KEYS = rb'"(?:%b)": ?"' % "|".join(_TEXTS).encode()
-_OBJECTS = re.compile(rb'(?m)^[ \t]{0,20}(?:\{\s{0,8}(?:"[^\n]{0,2000}?)?)?' + _KEYS)
 INNER = b"\x1f"
 """Stands before a line end within a text, so that lines are counted as the file has them."""
 
-_DOCKER = re.compile(rb'\{"log": ?"')  # each line, by its driver json-file
-_ENTITIES = {b"&quot;": b'"', b"&lt;": b"<", b"&gt;": b">", b"&#39;": b"'", b"&amp;": b"&"}
-_SPACES = b"\xc2\xa0"
-_ESCAPES = re.compile(
-    rb"\x1b(?:\[[0-9;?]{0,40}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,500}(?:\x07|\x1b\\)|[@-Z\\-_])"
-)
-_COLOURS = re.compile(
-    rb"(?:\^\[|\\(?:x1b|033|e|u001b)|\xef\xbf\xbd|\xe2\x90\x9b)?\[\d{1,3}(?:;\d{1,3}){0,4}m", re.I
-)
-"""Colours whose escape character a page or a program made visible or dropped."""
-
-_RESET = re.compile(rb"\[0?m(?![ ]?\d)")  # unlike 0 minutes
-
-_QUOTED = (re.compile(rb">(?!>>) ?"),)
-_TIMES = tuple(map(re.compile, (
-    rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3,9}(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?",
-    rb"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]{1,64} (?!kernel)[\w.-]{1,64}(?:\[\d{1,9}\])?: ",
-)))  # fmt: skip
-"""Dates by runtimes of containers and by the journal, which precede what a program printed."""
-
-_LABELS = tuple(map(re.compile, (
-    rb"\[pod/[\w./-]{1,200}\] ",
-    rb"[a-z]\w{0,60}-[\w.-]{0,60}\d {1,40}\| ",
-    rb"\([A-Za-z][\w.()]{0,80} pid=\d{1,10}(?:, ip=[\w.:]{1,45})?\) ",
-    rb"(?!(?:rank|gpu|cuda|step|epoch|iter|local|task|run)[-_]?\d)"
-    rb"[a-z]{2}[\w.-]{0,60}\d[\w.-]{0,60}: ",
-)))  # fmt: skip
-"""What kubectl, Docker Compose, Ray and pdsh call the process or the machine of a line."""
-
-_FRAME = re.compile(rb'File "|at |#\d|/|\S+ \([^()]{1,200}:\d+\)')  # indented by itself
-_FENCE = re.compile(rb"(?m)^```\w{0,20}[ \t]*$")
-_FENCED = re.compile(rb"\s*```\w{0,20}[ \t]*\n(?:(?!```)[^\n]*\n)*```\s*")
-_PADDED = re.compile(rb"(?m)(?<![ \t])[ \t]+$")
-
-
-_OBJECT = re.compile(rb'\s*(?:\[\s*)?\{\s*(?:["}]|$)')
+_TABLE = ("distprof.ingest.output", "read_bytes.toml")
+_HOW = byte_patterns_beside(*_TABLE)
+_LONGEST_LABEL = 120
 
 
 def begins_object(start: bytes) -> bool:
     """Whether this may begin JSON, an object or a list of them; trainers print other quotes."""
-    return _OBJECT.match(start) is not None
+    return _HOW["object"].match(start) is not None
 
 
 class _Unwrapped(io.RawIOBase):
@@ -133,7 +101,7 @@ def _made(start: bytes, *, keeps_labels: bool) -> Callable[[], _Change] | None:
     """What makes a change of blocks, for each reading of the file; None if it changes nothing."""
     is_wide = start[:2] in _UTF_16
     text = start.decode("utf-16", "replace").encode() if is_wide else start
-    is_other = b"\0" in text[:4096] or (begins_object(text) and not _DOCKER.match(text))
+    is_other = b"\0" in text[:4096] or (begins_object(text) and unwrapped(text) == text)
     steps = () if is_other else _steps(text, keeps_labels=keeps_labels)
     if not (is_wide or steps or start.startswith(codecs.BOM_UTF8)):
         return None
@@ -156,19 +124,19 @@ def _made(start: bytes, *, keeps_labels: bool) -> Callable[[], _Change] | None:
 @lru_cache(16)  # several readers look at the start of each file
 def _steps(start: bytes, *, keeps_labels: bool) -> tuple[_Change, ...]:
     """What to do with each block, in order."""
-    steps: list[_Change] = [unwrapped] if _DOCKER.match(start) else []
-    if b"&" in start and any(entity in start for entity in _ENTITIES):
-        steps.append(without_entities)
-    if _SPACES in start:
-        steps.append(lambda text: text.replace(_SPACES, b" "))
-    if b"\x1b" in start or _RESET.search(start):
+    steps: list[_Change] = []
+    if begins_object(start):
+        steps += (unwrapped, partial(_HOW["structure"].sub, b""))
+    if b"\x1b" in start or _HOW["reset"].search(start):
         steps.append(uncoloured)
-    if b"\r\n" in start:
-        steps.append(lambda text: text.replace(b"\r\n", b"\n"))
-    if _FENCED.fullmatch(start):
-        steps.append(partial(_FENCE.sub, b""))
     for step in steps:
         start = step(start)
+    for row in table_beside(*_TABLE)["wrapping"]:
+        part, by = re.compile(row["replaces"].encode()), row.get("by", "").encode()
+        shows = re.compile(row.get("shows", row["replaces"]).encode())
+        if row.get("sign", "").encode() in start and shows.search(start):
+            steps.append(cast("_Change", partial(part.sub, by)))
+            start = steps[-1](start)
     for _ in range(_ROUNDS):
         lines = [line for line in start.split(b"\n") if line.strip()]
         prefix = _prefix(lines, keeps_labels=keeps_labels)
@@ -176,38 +144,77 @@ def _steps(start: bytes, *, keeps_labels: bool) -> tuple[_Change, ...]:
             break
         steps.append(partial(re.compile(rb"(?m)^(?:%b)" % prefix).sub, b""))
         start = steps[-1](start)
+    if width := _width(start.split(b"\n")):
+        whole = rb"(?m)^([^\n]{%d})\n(?=[^\n])(?!%b)" % (width, _HOW["new_record"].pattern)
+        steps.append(partial(re.compile(whole).sub, rb"\1"))
     is_padded = _is_usual(lambda line: line[-1:].isspace(), lines)
-    return (*steps, partial(_PADDED.sub, b"")) if lines and is_padded else tuple(steps)
+    return (*steps, partial(_HOW["padded"].sub, b"")) if lines and is_padded else tuple(steps)
 
 
 def _prefix(lines: Sequence[bytes], *, keeps_labels: bool) -> bytes:
     """An expression for what nearly every line begins with; empty if there is none."""
     if len(lines) < 2:
         return b""
-    for pattern in _QUOTED if keeps_labels else (*_QUOTED, *_TIMES):
-        if all(map(pattern.match, lines[:_FEWEST])) and _is_usual(pattern.match, lines):
-            return pattern.pattern
-    labels = _LABELS if len(lines) >= _FEWEST and not keeps_labels else ()
-    found = next(filter(None, (pattern.match(lines[1]) for pattern in labels)), None)
-    label = found[0].rstrip() if found else b""
-    if label and _is_usual(lambda line: line.startswith(label), lines):
-        return re.escape(label) + b" ?"
+    quoted, dated = _HOW["quoted"], _HOW["dated"]
+    if sum(quoted.match(line) is not None for line in lines) >= max(2, _MOST * len(lines)):
+        return quoted.pattern
+    is_dated = not keeps_labels and all(map(dated.match, lines[:_FEWEST]))
+    if is_dated and _is_usual(dated.match, lines):
+        return dated.pattern
+    if len(lines) >= _FEWEST and not keeps_labels and (label := _label(lines)):
+        return label
     indentation = min((line[: -len(line.lstrip())] for line in lines), key=len)
     first = lines[0].removeprefix(indentation)
-    is_none = first[:1].isspace() or _FRAME.match(first)
+    is_none = first[:1].isspace() or _HOW["indented"].match(first)
     is_common = not is_none and all(line.startswith(indentation) for line in lines)
     return re.escape(indentation) if is_common else b""
 
 
+def _label(lines: Sequence[bytes]) -> bytes:
+    """An expression for what precedes lines of which some show that a program began them behind it.
+
+    Its numbers may differ: times, and numbers of lines. Names of launchers need not be shown.
+    """
+    for end in [one.end() for one in _HOW["delimiter"].finditer(lines[1][:_LONGEST_LABEL])][::-1]:
+        label = lines[1][:end]
+        if _HOW["content"].search(label):
+            continue
+        parts = map(re.escape, _HOW["number"].split(label.rstrip(b" ")))
+        found = re.compile(rb" *\d+".join(parts) + b" ?" * label.endswith(b" "))
+        begun = _HOW["begun_timed" if _HOW["clock"].search(label) else "begun"]
+        if _is_usual(found.match, lines) and any(
+            begun.match(line, one.end()) for line in lines if (one := found.match(line))
+        ):
+            return found.pattern
+    named = _HOW["label"].match(lines[1])
+    label = re.escape(named[0].rstrip()) + b" ?" if named else b""
+    return label if label and _is_usual(re.compile(label).match, lines) else b""
+
+
+def _width(lines: Sequence[bytes]) -> int:
+    """The width at which a terminal broke long lines; 0 if none did."""
+    width = max(map(len, lines))
+    full = [pair for pair in pairwise(lines) if len(pair[0]) == width and pair[1].strip()]
+    broken = [_begun(below) for line, below in full if _is_broken(line, below)]
+    is_wide = _NARROWEST <= width <= _WIDEST and len(full) < _USUAL * len(lines)
+    is_longer = sum(len(below) == width for _, below in full) >= _FEWEST
+    are_others = is_longer or 2 * len({*broken}) > len(broken)  # else a program prints pairs
+    return width if is_wide and are_others and len(broken) >= max(_FEWEST, len(full) / 2) else 0
+
+
+def _is_broken(line: bytes, following: bytes) -> bool:
+    """Whether a line may end within a word that the following one ends: rows of tables do not."""
+    is_table = min(line.count(b"  "), following.count(b"  ")) > _FEWEST
+    is_word = (line[-1:] + following[:1]).isalnum()
+    return is_word and not is_table and _begun(line) != _begun(following)
+
+
+def _begun(line: bytes) -> bytes:
+    return _HOW["digits"].sub(b"0", line[:12])
+
+
 def _is_usual(fits: Callable[[bytes], object], lines: Sequence[bytes]) -> bool:
     return sum(bool(fits(line)) for line in lines) >= _USUAL * len(lines)
-
-
-def without_entities(text: bytes) -> bytes:
-    """Text from the source of a page."""
-    for entity, character in _ENTITIES.items() if b"&" in text else ():
-        text = text.replace(entity, character)
-    return text
 
 
 def untagged(text: str) -> str:
@@ -219,8 +226,8 @@ def untagged(text: str) -> str:
 
 def uncoloured(text: bytes) -> bytes:
     """Text without escape sequences and colours."""
-    text = _ESCAPES.sub(b"", text) if b"\x1b" in text else text
-    return _COLOURS.sub(b"", text) if _RESET.search(text) else text
+    text = _HOW["escapes"].sub(b"", text) if b"\x1b" in text else text
+    return _HOW["colours"].sub(b"", text) if _HOW["reset"].search(text) else text
 
 
 def unwrapped(block: bytes) -> bytes:
@@ -228,20 +235,21 @@ def unwrapped(block: bytes) -> bytes:
 
     Services that collect logs write a list of such objects, with a line for each of their keys.
     """
-    block = without_entities(block)
-    if (b"{" in block[:16] or b'": "' in block) and _OBJECTS.search(block):
+    if (b"{" in block[:16] or b'": "' in block) and _HOW["objects"].search(block):
         block = b"".join(map(_text_of, block.splitlines(keepends=True)))
     return uncoloured(block)
 
 
 def _text_of(line: bytes) -> bytes:
     """The text in a JSON object; other lines as they are."""
-    plain = line.strip()
-    plain = b"{%b}" % plain.rstrip(b",") if plain.startswith(b'"') else plain
+    plain = line.strip().rstrip(b",")
+    named = table_beside(*_TABLE)["parts"]
     try:
-        record = msgspec.json.decode(plain)
-        record = record.get("jsonPayload") or record
-        texts = [record[name] for name in _TEXTS + _THEN if isinstance(record.get(name), str)]
+        record = msgspec.json.decode(b"{%b}" % plain if _HOW["key"].match(plain) else plain)
+        record = {"line": record} if isinstance(record, str) else record
+        outer = (record[key] for key in named["OUTER"] if isinstance(record.get(key), dict))
+        record = next(outer, record)
+        texts = [record[name] for name in named["TEXTS"] if isinstance(record.get(name), str)]
     except (msgspec.DecodeError, AttributeError, RecursionError):
         return line
     if not texts or "loss" in record:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,6 +60,33 @@ WRAPPINGS: dict[str, Callable[[str], str]] = {
     "quoted docker": each("> 2026-01-02T03:04:05.678901234Z "),
 }
 
+FORMS: dict[str, Callable[[str], str]] = {
+    "lines apart": each(after="\n"),
+    "code": lambda text: "".join(f"`{line}`\n" for line in text.splitlines() if line.strip()),
+    "Markdown": lambda text: re.sub(r"([_*\[\]<>|])", r"\\\1", text),
+    "noformat": lambda text: f"{{noformat}}\n{text}{{noformat}}\n",
+    "quotation marks": lambda text: text.replace("'", "’"),
+    "JSON string": lambda text: f"{json.dumps(text)}\n",
+    "list of texts": lambda text: json.dumps({"logs": text.splitlines()}, indent=2),
+    "list of a service": lambda text: json.dumps(
+        [{"insertId": "a", "textPayload": line} for line in text.splitlines()], indent=2
+    ),
+    "objects within": lambda text: "".join(
+        json.dumps({"_id": "a", "_source": {"message": line}}) + "\n" for line in text.splitlines()
+    ),
+    "numbers": lambda text: "".join(
+        f"{number:6}\t{line}\n" for number, line in enumerate(text.splitlines(), 1)
+    ),
+    "table of a viewer": lambda text: (
+        "Date,Host,Message\n"
+        + "".join(
+            '2026-01-02T03:04:05Z,node-7,"{}"\n'.format(line.replace('"', '""'))
+            for line in text.splitlines()
+        )
+    ),
+}
+"""What changes more than the begin and the end of lines."""
+
 
 def headline(path: Path) -> str:
     try:
@@ -67,19 +95,55 @@ def headline(path: Path) -> str:
         return str(error).replace(str(path), "")
 
 
+def verdicts(sample: str, folder: Path, wraps: dict[str, Callable[[str], str]]) -> dict[str, str]:
+    """The headline of a sample as it is, and as wrapped in each way."""
+    path, text = folder / Path(sample).name, (GOLDEN / sample).read_text("utf-8")
+    texts = {"": text.encode()} | {name: wrap(text).encode() for name, wrap in wraps.items()}
+    texts["PowerShell"] = text.replace("\n", "\r\n").encode("utf-16")
+    heads = {}
+    for name, data in texts.items():
+        path.write_bytes(data)
+        heads[name] = headline(path)
+    return heads
+
+
 @pytest.mark.parametrize("sample", SAMPLES)
 def test_wrapping_changes_no_verdict(sample: str, tmp_path: Path) -> None:
-    path = tmp_path / Path(sample).name
-    text = (GOLDEN / sample).read_text("utf-8")
-    path.write_text(text, "utf-8")
-    own = headline(path)
-    wrapped = {name: wrap(text).encode() for name, wrap in WRAPPINGS.items()}
-    wrapped["PowerShell"] = text.replace("\n", "\r\n").encode("utf-16")
-    others = {}
-    for name, data in wrapped.items():
-        path.write_bytes(data)
-        others[name] = headline(path)
-    assert others == dict.fromkeys(others, own)
+    heads = verdicts(sample, tmp_path, WRAPPINGS)
+    assert heads == dict.fromkeys(heads, heads[""])
+
+
+@pytest.mark.parametrize("sample", [*SAMPLES[:2], SAMPLES[4], *SAMPLES[6:]])
+def test_what_pages_and_services_make_of_a_text_changes_no_verdict(
+    sample: str, tmp_path: Path
+) -> None:
+    heads = verdicts(sample, tmp_path, FORMS)
+    assert heads == dict.fromkeys(heads, heads[""])
+
+
+@pytest.mark.parametrize("ending", [".md", ".json", ".jsonl", ".csv"])
+def test_a_log_that_is_named_itself_is_read_whatever_its_ending(
+    ending: str, tmp_path: Path
+) -> None:
+    text = (GOLDEN / SAMPLES[0]).read_text("utf-8")
+    for name in (f"log{ending}", "job.log"):
+        (tmp_path / name).write_text(FORMS["list of a service"](text) if "js" in ending else text)
+    assert headline(tmp_path / f"log{ending}") == headline(tmp_path / "job.log")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "".join(f"step {n:3}  loss 1.2345  time 0.5000  lr 0.0100  epoch 1 of 20  mem 12345MiB\n"
+                f"valid {n:3}  loss 1.2345  time 0.5000  lr 0.0100\n" for n in range(9)),
+        "".join(f"{name:<60}12.345ms 4\n" for name in ("aten::mm", "aten::add", "nccl", "mul")),
+        "C:\\new\\_cache is not a folder, see my_log\n",
+        "".join(f"worker-{n}: Traceback\nworker-{n}:   File \"a\"\n" for n in range(4)),
+        "one\n\ntwo\n\nthree\n\nfour\n\nfive\n\nsix\n\nseven\n\neight\n",
+    ],
+)  # fmt: skip
+def test_what_only_looks_wrapped_stays(text: str) -> None:
+    assert read(text.encode()) == text.encode()
 
 
 def read(data: bytes, size: int = -1, *, keeps_labels: bool = False) -> bytes:

@@ -377,6 +377,7 @@ _OF_A_RUN = ("output of nccl-tests", "a speed of", "a single ", "losses of", "a 
 _STOPPED = {"cancelled", "stopped"}
 _WEAK = {"agents", "closing", "waiting", *_STOPPED, *_ERROR}
 _NOT_READ = (*NOT_LOGS, ".pickle", ".toml", ".html", ".md")
+_NEVER_READ = (*_NEVER[:-1], ".json.gz", ".sqlite", ".pickle")  # not even if they are named
 
 
 def paths_of_output(source: str) -> list[str]:
@@ -386,11 +387,12 @@ def paths_of_output(source: str) -> list[str]:
         return [path for path in paths if Path(path).is_file()][:MAX_FILES]
     paths = paths_of_logs(source, MAX_FILES)
     if paths == [source]:
-        return paths
+        return [] if source.lower().endswith(_NEVER_READ) else paths
     return [
         p
         for p in paths
-        if _HOW["output_name"].search(Path(p).name) and not _HOW["not_output"].search(p)
+        if _HOW["output_name"].search(Path(p).name)
+        and not (_HOW["not_output"].search(p) or p.lower().endswith(_NOT_READ))
     ]
 
 
@@ -444,8 +446,6 @@ def _is_table_below_title(path: str) -> bool:
 
 
 def _kinds(path: str) -> set[str]:
-    if path.lower().endswith(_NOT_READ):
-        return set()
     try:
         with opened(path) as stream:
             start = read_some(stream, _SMALL)[0]
@@ -471,7 +471,7 @@ def read_job_output(source: str) -> JobOutput:
     """Read the output of a job."""
     from distprof.ingest.output.read import read_output
 
-    paths = [path for path in paths_of_output(source) if not path.lower().endswith(_NOT_READ)]
+    paths = paths_of_output(source)
     names = [_shown(path, expanded(source)) if paths[1:] else Path(path).name for path in paths]
     output = read_output(zip(paths, names, ranks_in_names(paths), strict=True))
     if not (output.events or output.stacks):
