@@ -372,6 +372,7 @@ _MOST_STATED = 6  # Speeds that a text compares in sentences
 _MOST_TOLD = 5  # Speeds of one run below its title
 _LONG = 160  # Characters before and behind a speed that are quoted
 _FEWEST_REPORTS = 3  # of a log that says more than words next to it
+_RANGE = 0.6  # Share of the end of a range that its beginning is
 _SAME_SPEED = 0.95  # Share of a speed from which another is the same
 _FEWEST_RANKS, _SAME, _MOST_EFFICIENT = 3, 0.01, 1.2
 _form = partial(re.compile(r"\d[\d.,:]*").sub, "#")  # Lines of one kind differ in numbers only
@@ -402,14 +403,14 @@ def _values(line: str) -> Iterator[_Value]:
     is_of_epoch = "epoch" in line.lower()
     is_of_step = _PATTERNS["of_iterations"].search(line) and not is_of_epoch
     for found in _PATTERNS["value"].finditer(line):
-        seconds = sum(
-            (_typed(number) or 0.0) * seconds_in(unit)
-            for number, unit in _PATTERNS["duration"].findall((found["time"] or "").casefold())
-        )
-        seconds = seconds or float(found["bare"] or found["seconds"] or 0)
+        seconds, is_wide = float(found["bare"] or found["seconds"] or 0), False
+        for number, unit in _PATTERNS["duration"].findall((found["time"] or "").casefold()):
+            low, high = _typed(found["low"] or number) or 0.0, _typed(number) or 0.0
+            is_wide = low < _RANGE * high  # “20-30 minutes” is their mean, but “1-10 s” is none
+            seconds += (high if is_wide else (low + high) / 2) * seconds_in(unit)
         if seconds > _SHORTEST_S and not _PATTERNS["of_another"].search(line, 0, found.start()):
             kind = "iterations" if found["each"] or found["bare"] or is_of_step else "time"
-            at = max(found.start(), found.start("seconds"))
+            at = max(found.start("time") if is_wide else found.start(), found.start("seconds"))
             yield _Value(kind, int(found["steps"] or 1) / seconds, at, found.end())
         unit = found["unit"] or found["unit_before"] or ""
         kind = _kind_of_rate(unit)
@@ -452,8 +453,8 @@ def _counts(line: str) -> list[tuple[int, str, int]]:
             found.append((count, _of(of), match.start()))
     nodes = [one for one in found if one[1] == "nodes"]
     gpus = [one for one in found if one[1] == "GPUs"]
-    if len(nodes) == len(gpus) and gpus and _PATTERNS["each_node"].search(line):
-        pairs = zip(nodes, gpus, strict=True)
+    if len(gpus) in (1, len(nodes)) and nodes and _PATTERNS["each_node"].search(line):
+        pairs = zip(nodes, gpus * (len(nodes) // len(gpus)), strict=True)
         return [(node[0] * gpu[0], "GPUs", node[2]) for node, gpu in pairs]
     return nodes if len(nodes) > len(gpus) else gpus
 
@@ -510,7 +511,7 @@ def _labels(row: Sequence[str], *, is_turned: bool) -> tuple[str, dict[int, str]
     sides = {at: name for at, name in enumerate(map(_side, row)) if name}
     timed = [at for at, one in enumerate(row) if _head_kind(one)]
     if len(timed) > 1 == sum(at not in sides for at in timed):  # its head has no more than others
-        sides |= {at: row[at] for at in timed if at not in sides}
+        sides |= {at: row[at] for at in timed if at not in sides and "%" not in row[at]}
     if not is_turned or _PATTERNS["head_of_ways"].search(head):
         known = {at: one for at, one in (known | sides).items() if at or not is_turned}
     are_ways = all(is_way(one) or is_count(one) for one in known.values())
@@ -532,7 +533,8 @@ def _table_rows(lines: Iterable[str]) -> Iterator[_Row]:
     unit = next(filter(_PATTERNS["times_are"].match, lines := [*lines]), "")
     for (above, table), is_turned in product(_tables(lines), (False, True)):
         of, names, heads, batches = "", dict[int, str](), list[str](), dict[int, float]()
-        for row in map(list, zip(*table, strict=True)) if is_turned else table:
+        columns = [*map(list, zip(*table, strict=True))] if is_turned else table
+        for row in columns:
             now, labels = _labels(row, is_turned=is_turned)
             others = [cell for at, cell in enumerate(row) if at not in labels]
             if len({*labels.values()}) > 1 and not any(map(_speed, row)) | any(map(_typed, others)):
@@ -544,18 +546,32 @@ def _table_rows(lines: Iterable[str]) -> Iterator[_Row]:
                 name = ", ".join(filter(None, row[: next(first, min(names))]))
                 says: tuple[str, ...] = (name, unit)
                 says += (heads[0], above) * (not _PATTERNS["no_side"].search(name))
-                speeds: dict[str, tuple[str, float]] = {}
-                for at, one in names.items():
-                    if speed := _speed(row[at], heads[at], *says):
-                        is_step = speed[0] == "iterations" or _PATTERNS["of_step"].search(name)
-                        size = batches.get(at, 1.0) if is_step else 1.0
-                        speed = (speed[0], speed[1] * size)
-                        is_better = of in ("GPUs", "nodes") and speeds.get(one, speed) < speed
-                        speeds |= {one: speed} if is_better or one not in speeds else {}
-                kinds = {kind for kind, _ in speeds.values()}
-                if len(speeds) > 1 and len(kinds) == 1:
-                    rates = tuple(rate for _, rate in speeds.values())
-                    yield _Row(of, tuple(speeds), name, kinds.pop(), rates)
+                for some in _of_each_way(names, columns) if is_turned else (names,):
+                    speeds: dict[str, tuple[str, float]] = {}
+                    for at, one in some.items():
+                        if speed := _speed(row[at], heads[at], *says):
+                            is_step = speed[0] == "iterations" or _PATTERNS["of_step"].search(name)
+                            size = batches.get(at, 1.0) if is_step else 1.0
+                            speed = (speed[0], speed[1] * size)
+                            is_better = of in ("GPUs", "nodes") and speeds.get(one, speed) < speed
+                            speeds |= {one: speed} if is_better or one not in speeds else {}
+                    kinds = {kind for kind, _ in speeds.values()}
+                    if len(speeds) > 1 and len(kinds) == 1:
+                        rates = tuple(rate for _, rate in speeds.values())
+                        yield _Row(of, tuple(speeds), name, kinds.pop(), rates)
+
+
+def _of_each_way(names: Mapping[int, str], columns: Iterable[list[str]]) -> list[dict[int, str]]:
+    """Places of numbers of GPUs that a table has several times, of each way that a column names."""
+    ways: dict[str, dict[int, str]] = {}
+    for column in columns if len({*names.values()}) < len(names) else ():
+        ways = {}
+        for at, one in names.items():
+            ways.setdefault(column[at], {})[at] = one
+        is_named = all(re.search("[a-zA-Z]{2}", way) and not _counts(way) for way in ways)
+        if 1 < len(ways) < len(names) and is_named:
+            return [*ways.values()]
+    return [{**names}]
 
 
 def _table_pairs(rows: Iterable[_Row]) -> tuple[dict[int, float], str, str]:
@@ -595,12 +611,15 @@ def _sentence_pairs(
     pending: tuple[str, int] | None = None
     for form, counts, all_values in lines:
         values = [one for one in all_values if one.kind == kind]
-        if not counts:
+        is_command = pending not in found and _PATTERNS["command"].fullmatch(form)
+        if not counts or (pending and is_command):
             if pending and values:
                 found.setdefault(pending, []).append(values[0].per_s)
             elif pending in found:
                 pending = None
             continue
+        if pending and len(values) == len(counts) + 1 and values[0].at < counts[0][2]:
+            counts = [(pending[1], pending[0], -1), *counts]
         named = [one for one in counts if values and one[2] < values[-1].at]
         if len(counts) == len(values):
             named = counts
@@ -940,7 +959,8 @@ def _extremes(found: Iterable[_Said], *, is_changed: bool) -> ScalingTable | Non
         if one.is_stated and not one.is_of_a_part:
             for where in (one.line, ""):  # those in one sentence first
                 stated.setdefault((of, where), []).append(one)
-    for _, alike in sorted(stated.items(), key=lambda one: not one[0][1]):
+    early = _PATTERNS["early"].search
+    for _, alike in sorted(stated.items(), key=lambda o: (not early(o[1][0].before), not o[0][1])):
         slow, *_, fast = order = sorted((*alike, alike[0]), key=lambda one: one.per_s)
         are_unlike = slow.per_s < _SAME_SPEED * fast.per_s < _SAME_SPEED * _MOST_APART * slow.per_s
         names = {one.told.strip().partition(" ")[::2] for one in alike}
@@ -949,11 +969,11 @@ def _extremes(found: Iterable[_Said], *, is_changed: bool) -> ScalingTable | Non
             continue
         is_late = any(_PATTERNS["late"].search(one.before) for one in alike[1:])
         falls = is_late and not is_changed and [*dict.fromkeys(order[::-1])] == alike
-        if falls and _PATTERNS["early"].search(fast.before):
+        if falls and early(fast.before):
             return _by_name({one.typed: one.per_s for one in alike}, "moments")
         told = (f"{one.told[-_LONG:]}{one.typed}{one.behind[:_LONG]}" for one in (fast, slow))
         said = "; ".join(dict.fromkeys(one.strip(" #>.") for one in told))
-        are_times = all(_PATTERNS["duration"].match(one.typed) for one in alike)
+        are_times = all(_PATTERNS["duration"].search(one.typed) for one in alike)
         both = {one.typed: one.per_s for one in (slow, fast)}
         return _by_name(both, "times" if are_times else "rates", f"The text says: {said}.")
     return None
