@@ -363,6 +363,7 @@ _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 _TIMES = {"half": 0.5, "twice": 2, "double": 2, "two": 2, "three": 3, "triple": 3, "four": 4}
 _CONTRASTS = ("of_chip", "of_mode", "of_precision", "of_way", "of_change")
 _MOST_WORDS = 7  # Of a name in a sentence
+_UNLIKE = 5  # Ratio of shares of a speed that are those of different work
 _MOST_APART = 100  # Ratio of times that are hardly those of the same work
 _NEAR = 40  # Characters before a speed that may name a part of an iteration
 _JOB_PER_S = 1 / 600  # What takes longer is no iteration
@@ -659,12 +660,18 @@ def _lines(text: str) -> list[str]:
     text = _PATTERNS["prefix"].sub("", re.sub("[*`]", "", untagged(text.translate(_NARROW))))
     many = {one[:2] for one in _counts(text) if one[0] > 1}
     known = {of: f"{count} " for count, of in many if sum(of == other for _, other in many) == 1}
+    if "respectively" in text:
+        text = _PATTERNS["in_a_row"].sub(_with_unit, text)
     text = _PATTERNS["multi"].sub(lambda found: known.get(_of(found[1]), found[0]), text)
     text = _PATTERNS["alike"].sub(r"\1 \2", text)
     text = _PATTERNS["thousands"].sub(lambda found: f"{float(found[1]) * 1e3:.0f}", text)
     text = _PATTERNS["clock"].sub(lambda found: f" {_clock(found)}", text)
     text = _PATTERNS["spelled"].sub(_in_digits, text)
     return [line[:1_000] for line in _PATTERNS["sentence"].split(text)]
+
+
+def _with_unit(found: re.Match[str]) -> str:
+    return re.sub(r"(\d[\d.]*)", rf"\1 {found[2]}", found[1])
 
 
 def _in_digits(found: re.Match[str]) -> str:
@@ -781,7 +788,11 @@ class _Said(NamedTuple):
         label = _label(words := self.own_words("separator"))
         own = _PATTERNS["fillers"].sub("", label)
         is_listed = _PATTERNS["listed"].search(words)
-        if not is_listed or _MARKUP & {*self.before} or _PATTERNS["of_steps"].match(label):
+        if (
+            not is_listed
+            or _MARKUP & {*self.before.rstrip("= ")}
+            or _PATTERNS["of_steps"].match(label)
+        ):
             return ""
         return label if any(map(str.isalpha, own)) else ""
 
@@ -920,6 +931,8 @@ def _ways(said: Sequence[_Said]) -> ScalingTable | None:
         if len(known) == len(said) and num > len(by_word):
             by_word = dict(zip(known[:num], (one.per_s for one in said), strict=False))
     named = _alike([(one.name, one.per_s) for one in said if one.name])
+    often = {*Counter(one.name for one in said if one.name).values()}
+    named = {} if 1 in often and len(often) > 1 else named  # names of runs and of settings in each
     told = [one for one in said if _PATTERNS["prose"].search(one.line)] or said
     columns = zip(*(one.places for one in told), strict=True)
     places = next((column for column in columns if all(column)), ())
@@ -947,7 +960,10 @@ def _alike(said: Iterable[tuple[str, float]]) -> dict[str, float]:
     for name, rate in said:
         each.setdefault(name, []).append(rate)
     best = [*map(max, zip(*each.values(), strict=False))]
-    return {name: best[0] * median(map(truediv, rates, best)) for name, rates in each.items()}
+    shares = {name: [*map(truediv, rates, best)] for name, rates in each.items()}
+    if any(max(some) > _UNLIKE * min(some) for some in shares.values()):
+        return {}  # of different work
+    return {name: best[0] * median(some) for name, some in shares.items()}
 
 
 def _extremes(found: Iterable[_Said], *, is_changed: bool) -> ScalingTable | None:
