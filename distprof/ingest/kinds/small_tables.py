@@ -776,6 +776,7 @@ class _Said(NamedTuple):
     kind: str
     per_s: float
     unit: str = ""  # Of a rate.
+    is_other: bool = False  # Below a line that says so: not of training.
 
     def own_words(self, between: str) -> str:
         """Words before it, without those behind the speed before it, which end at a sign."""
@@ -823,7 +824,8 @@ class _Said(NamedTuple):
     def is_of_a_part(self) -> bool:
         """Whether it is the speed of a part of an iteration, or not of training."""
         part = _PATTERNS["part"].search(near := self.before[-_NEAR:])
-        return bool(part and not _PATTERNS["of_runs"].search(near, 0, part.start()))
+        is_part = part and not _PATTERNS["of_runs"].search(near, 0, part.start())
+        return bool(is_part) or self.is_other
 
 
 def _said(lines: Sequence[str]) -> Iterator[_Said]:
@@ -832,7 +834,7 @@ def _said(lines: Sequence[str]) -> Iterator[_Said]:
     Lines that differ only in their numbers are steps of one run, unless each has a name: their
     median counts.
     """
-    title = ""
+    title, is_other = "", False
     told = (line for line in lines if line.strip() and not _PATTERNS["share_cell"].search(line))
     for _, block in groupby(told, _form):
         alike = [*block]
@@ -840,8 +842,9 @@ def _said(lines: Sequence[str]) -> Iterator[_Said]:
         are_named = all(one.name or any(one.places) for one in chain(*said))
         if not said[0]:
             title = alike[0] if _PATTERNS["title"].fullmatch(alike[0]) else title
+            is_other = _PATTERNS["other_work"].match(alike[0]) is not None
         elif len(alike) < _FEWEST_REPORTS or are_named:
-            yield from chain(*said)
+            yield from (one._replace(is_other=is_other) for one in chain(*said))
         else:
             usual = median(some[0].per_s for some in said if some)
             yield said[0][0]._replace(line="", before="", per_s=usual)
