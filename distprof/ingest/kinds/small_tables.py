@@ -336,8 +336,9 @@ def _whole(text: str | None) -> int | None:
 
 
 def _number(text: str | None) -> float | None:
+    """A number with or without commas between thousands; None for anything else."""
     try:
-        value = float(text or "")
+        value = float((text or "").replace(",", ""))
     except ValueError:
         return None
     return value if np.isfinite(value) else None
@@ -363,6 +364,7 @@ _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 _TIMES = {"half": 0.5, "twice": 2, "double": 2, "two": 2, "three": 3, "triple": 3, "four": 4}
 _CONTRASTS = ("of_chip", "of_mode", "of_precision", "of_way", "of_change")
 _MOST_WORDS = 7  # Of a name in a sentence
+_UNLIKE = 5  # Ratio of shares of a speed that are those of different work
 _MOST_APART = 100  # Ratio of times that are hardly those of the same work
 _NEAR = 40  # Characters before a speed that may name a part of an iteration
 _JOB_PER_S = 1 / 600  # What takes longer is no iteration
@@ -372,11 +374,11 @@ _MOST_STATED = 6  # Speeds that a text compares in sentences
 _MOST_TOLD = 5  # Speeds of one run below its title
 _LONG = 160  # Characters before and behind a speed that are quoted
 _FEWEST_REPORTS = 3  # of a log that says more than words next to it
+_RANGE = 0.6  # Share of the end of a range that its beginning is, so that their mean is a time
 _SAME_SPEED = 0.95  # Share of a speed from which another is the same
 _FEWEST_RANKS, _SAME, _MOST_EFFICIENT = 3, 0.01, 1.2
 _form = partial(re.compile(r"\d[\d.,:]*").sub, "#")  # Lines of one kind differ in numbers only
 _NARROW = str.maketrans("（）：", "():")
-_MARKUP = {*"|[]{}<>="}  # Characters of what programs print
 _MARKS = " \t*#>`:|-–—~≈=()[]\"'“”"
 _LABEL, _MOST_ROWS, _MOST_CELLS = 60, 200, 40  # Characters of a name; rows and columns of a table
 _PATTERNS = patterns_beside(__package__, "scaling.toml", WORD="|".join(_WORDS))
@@ -402,11 +404,10 @@ def _values(line: str) -> Iterator[_Value]:
     is_of_epoch = "epoch" in line.lower()
     is_of_step = _PATTERNS["of_iterations"].search(line) and not is_of_epoch
     for found in _PATTERNS["value"].finditer(line):
-        seconds = sum(
-            (_typed(number) or 0.0) * seconds_in(unit)
-            for number, unit in _PATTERNS["duration"].findall((found["time"] or "").casefold())
-        )
-        seconds = seconds or float(found["bare"] or found["seconds"] or 0)
+        seconds = _number(found["bare"] or found["seconds"]) or 0.0
+        for number, unit in _PATTERNS["duration"].findall((found["time"] or "").casefold()):
+            low, high = (_number(one) or 0.0 for one in (found["low"] or number, number))
+            seconds += (low > _RANGE * high) * (low + high) / 2 * seconds_in(unit)
         if seconds > _SHORTEST_S and not _PATTERNS["of_another"].search(line, 0, found.start()):
             kind = "iterations" if found["each"] or found["bare"] or is_of_step else "time"
             at = max(found.start(), found.start("seconds"))
@@ -414,7 +415,7 @@ def _values(line: str) -> Iterator[_Value]:
         unit = found["unit"] or found["unit_before"] or ""
         kind = _kind_of_rate(unit)
         for text in filter(None, (found["rate"], found["was"], found["after"])):
-            if value := _typed(text):
+            if value := _number(text):
                 yield _Value(kind, value, found.start(), found.end(), unit[:2].lower())
 
 
@@ -427,11 +428,6 @@ def _kind_of_rate(unit: str) -> str:
     if _PATTERNS["is_iteration"].match(unit):
         return "iterations"
     return "each" if _PATTERNS["of_gpu"].search(unit) else "rate"
-
-
-def _typed(text: str) -> float | None:
-    """A number with or without commas between thousands; None for anything else."""
-    return _number(text.replace(",", ""))
 
 
 def _counts(line: str) -> list[tuple[int, str, int]]:
@@ -452,8 +448,8 @@ def _counts(line: str) -> list[tuple[int, str, int]]:
             found.append((count, _of(of), match.start()))
     nodes = [one for one in found if one[1] == "nodes"]
     gpus = [one for one in found if one[1] == "GPUs"]
-    if len(nodes) == len(gpus) and gpus and _PATTERNS["each_node"].search(line):
-        pairs = zip(nodes, gpus, strict=True)
+    if len(gpus) in (1, len(nodes)) and nodes and _PATTERNS["each_node"].search(line):
+        pairs = zip(nodes, gpus * (len(nodes) // len(gpus)), strict=True)
         return [(node[0] * gpu[0], "GPUs", node[2]) for node, gpu in pairs]
     return nodes if len(nodes) > len(gpus) else gpus
 
@@ -464,7 +460,7 @@ def _of(name: str) -> str:
 
 def _number_in(name: str) -> int | None:
     """Number of GPUs or nodes in a cell, for example “8”, “8 x A100” and “single GPU”."""
-    first = _whole(name.split(" ")[0].replace(",", ""))
+    first = _whole(name.split(" ")[0])
     return next((count for count, *_ in _counts(name)), None) if first is None else first
 
 
@@ -510,7 +506,7 @@ def _labels(row: Sequence[str], *, is_turned: bool) -> tuple[str, dict[int, str]
     sides = {at: name for at, name in enumerate(map(_side, row)) if name}
     timed = [at for at, one in enumerate(row) if _head_kind(one)]
     if len(timed) > 1 == sum(at not in sides for at in timed):  # its head has no more than others
-        sides |= {at: row[at] for at in timed if at not in sides}
+        sides |= {at: row[at] for at in timed if at not in sides and "%" not in row[at]}
     if not is_turned or _PATTERNS["head_of_ways"].search(head):
         known = {at: one for at, one in (known | sides).items() if at or not is_turned}
     are_ways = all(is_way(one) or is_count(one) for one in known.values())
@@ -532,30 +528,45 @@ def _table_rows(lines: Iterable[str]) -> Iterator[_Row]:
     unit = next(filter(_PATTERNS["times_are"].match, lines := [*lines]), "")
     for (above, table), is_turned in product(_tables(lines), (False, True)):
         of, names, heads, batches = "", dict[int, str](), list[str](), dict[int, float]()
-        for row in map(list, zip(*table, strict=True)) if is_turned else table:
+        columns = [*map(list, zip(*table, strict=True))] if is_turned else table
+        for row in columns:
             now, labels = _labels(row, is_turned=is_turned)
-            others = [cell for at, cell in enumerate(row) if at not in labels]
-            if len({*labels.values()}) > 1 and not any(map(_speed, row)) | any(map(_typed, others)):
+            others = (cell for at, cell in enumerate(row) if at not in labels)
+            is_data = any(map(_speed, row)) or any(map(_number, others))
+            if len({*labels.values()}) > 1 and not is_data:
                 of, names, heads = now, labels, row
             elif is_turned and of == "ways" and _PATTERNS["head_of_batch"].fullmatch(row[0]):
-                batches = {at: _typed(row[at]) or 1.0 for at in names}
+                batches = {at: _number(row[at]) or 1.0 for at in names}
             elif names:
-                first = (at for at in names if _typed(row[at]) or next(_values(row[at]), None))
+                first = (at for at in names if _number(row[at]) or next(_values(row[at]), None))
                 name = ", ".join(filter(None, row[: next(first, min(names))]))
                 says: tuple[str, ...] = (name, unit)
                 says += (heads[0], above) * (not _PATTERNS["no_side"].search(name))
-                speeds: dict[str, tuple[str, float]] = {}
-                for at, one in names.items():
-                    if speed := _speed(row[at], heads[at], *says):
-                        is_step = speed[0] == "iterations" or _PATTERNS["of_step"].search(name)
-                        size = batches.get(at, 1.0) if is_step else 1.0
-                        speed = (speed[0], speed[1] * size)
-                        is_better = of in ("GPUs", "nodes") and speeds.get(one, speed) < speed
-                        speeds |= {one: speed} if is_better or one not in speeds else {}
-                kinds = {kind for kind, _ in speeds.values()}
-                if len(speeds) > 1 and len(kinds) == 1:
-                    rates = tuple(rate for _, rate in speeds.values())
-                    yield _Row(of, tuple(speeds), name, kinds.pop(), rates)
+                for some in _of_each_way(names, columns) if is_turned else (names,):
+                    speeds: dict[str, tuple[str, float]] = {}
+                    for at, one in some.items():
+                        if speed := _speed(row[at], heads[at], *says):
+                            is_step = speed[0] == "iterations" or _PATTERNS["of_step"].search(name)
+                            size = batches.get(at, 1.0) if is_step else 1.0
+                            speed = (speed[0], speed[1] * size)
+                            is_better = of in ("GPUs", "nodes") and speeds.get(one, speed) < speed
+                            speeds |= {one: speed} if is_better or one not in speeds else {}
+                    kinds = {kind for kind, _ in speeds.values()}
+                    if len(speeds) > 1 and len(kinds) == 1:
+                        rates = tuple(rate for _, rate in speeds.values())
+                        yield _Row(of, tuple(speeds), name, kinds.pop(), rates)
+
+
+def _of_each_way(names: Mapping[int, str], columns: Iterable[list[str]]) -> list[dict[int, str]]:
+    """Places of numbers of GPUs that a table has several times, of each way that a column names."""
+    for column in columns if len({*names.values()}) < len(names) else ():
+        ways: dict[str, dict[int, str]] = {column[at]: {} for at in names}
+        for at, one in names.items():
+            ways[column[at]][at] = one
+        is_named = all(re.search("[a-zA-Z]{2}", way) and not _counts(way) for way in ways)
+        if 1 < len(ways) < len(names) and is_named:
+            return [*ways.values()]
+    return [{**names}]
 
 
 def _table_pairs(rows: Iterable[_Row]) -> tuple[dict[int, float], str, str]:
@@ -595,12 +606,15 @@ def _sentence_pairs(
     pending: tuple[str, int] | None = None
     for form, counts, all_values in lines:
         values = [one for one in all_values if one.kind == kind]
-        if not counts:
+        is_command = pending not in found and _PATTERNS["command"].fullmatch(form)
+        if not counts or (pending and is_command):
             if pending and values:
                 found.setdefault(pending, []).append(values[0].per_s)
             elif pending in found:
                 pending = None
             continue
+        if pending and len(values) == len(counts) + 1 and values[0].at < counts[0][2]:
+            counts = [(pending[1], pending[0], -1), *counts]
         named = [one for one in counts if values and one[2] < values[-1].at]
         if len(counts) == len(values):
             named = counts
@@ -640,6 +654,9 @@ def _lines(text: str) -> list[str]:
     text = _PATTERNS["prefix"].sub("", re.sub("[*`]", "", untagged(text.translate(_NARROW))))
     many = {one[:2] for one in _counts(text) if one[0] > 1}
     known = {of: f"{count} " for count, of in many if sum(of == other for _, other in many) == 1}
+    if "respectively" in text:
+        in_a_row = _PATTERNS["in_a_row"]
+        text = in_a_row.sub(lambda f: re.sub(r"(\d[\d.]*)", rf"\1 {f[2]}", f[1]), text)
     text = _PATTERNS["multi"].sub(lambda found: known.get(_of(found[1]), found[0]), text)
     text = _PATTERNS["alike"].sub(r"\1 \2", text)
     text = _PATTERNS["thousands"].sub(lambda found: f"{float(found[1]) * 1e3:.0f}", text)
@@ -664,7 +681,7 @@ def _is_torn(lines: Sequence[str]) -> bool:
 def _scaling(text: str) -> ScalingTable | None:
     """Throughput by the number of GPUs or nodes; None if the numbers are not in order."""
     lines = _lines(text)
-    if _is_torn(lines):
+    if _is_torn(lines) or _PATTERNS["own_jobs"].search(text):
         return None
     rows = [*_table_rows(lines)]
     pairs, kind, of = _table_pairs(rows)
@@ -750,6 +767,7 @@ class _Said(NamedTuple):
     kind: str
     per_s: float
     unit: str = ""  # Of a rate.
+    above: str = ""  # The whole title.
 
     def own_words(self, between: str) -> str:
         """Words before it, without those behind the speed before it, which end at a sign."""
@@ -762,7 +780,8 @@ class _Said(NamedTuple):
         label = _label(words := self.own_words("separator"))
         own = _PATTERNS["fillers"].sub("", label)
         is_listed = _PATTERNS["listed"].search(words)
-        if not is_listed or _MARKUP & {*self.before} or _PATTERNS["of_steps"].match(label):
+        others = _PATTERNS["markup"].search(self.before), _PATTERNS["of_steps"].match(label)
+        if not is_listed or any(others):
             return ""
         return label if any(map(str.isalpha, own)) else ""
 
@@ -793,7 +812,8 @@ class _Said(NamedTuple):
     def is_of_a_part(self) -> bool:
         """Whether it is the speed of a part of an iteration, or not of training."""
         part = _PATTERNS["part"].search(near := self.before[-_NEAR:])
-        return bool(part and not _PATTERNS["of_runs"].search(near, 0, part.start()))
+        is_part = part and not _PATTERNS["of_runs"].search(near, 0, part.start())
+        return bool(is_part or _PATTERNS["other_work"].match(self.above))
 
 
 def _said(lines: Sequence[str]) -> Iterator[_Said]:
@@ -809,7 +829,9 @@ def _said(lines: Sequence[str]) -> Iterator[_Said]:
         said = [[*_said_in(line, title)] for line in alike]
         are_named = all(one.name or any(one.places) for one in chain(*said))
         if not said[0]:
-            title = alike[0] if _PATTERNS["title"].fullmatch(alike[0]) else title
+            other_work = _PATTERNS["other_work"].match
+            is_title = _PATTERNS["title"].fullmatch(alike[0]) or other_work(alike[0])
+            title = alike[0] if is_title else title * (not other_work(title))
         elif len(alike) < _FEWEST_REPORTS or are_named:
             yield from chain(*said)
         else:
@@ -831,7 +853,7 @@ def _said_in(line: str, title: str) -> Iterator[_Said]:
         told, typed = line[: value.at], line[value.at : value.end].rstrip(" ,")
         before, end = told[end:], value.at + len(typed)
         words = line, told, before, typed, line[end:], above
-        yield _Said(*words, value.kind, value.per_s, value.unit)
+        yield _Said(*words, value.kind, value.per_s, value.unit, title)
 
 
 def _speed(cell: str, *says: str) -> tuple[str, float] | None:
@@ -840,7 +862,7 @@ def _speed(cell: str, *says: str) -> tuple[str, float] | None:
     if printed := next(_values(cell), None):
         is_of_step = any(map(_PATTERNS["of_iterations"].search, says)) and printed.kind == "time"
         return "iterations" if is_of_step else printed.kind, printed.per_s
-    number = _typed(cell.strip("~≈ " + "%" * (kind == "each"))) if kind else None
+    number = _number(cell.strip("~≈ " + "%" * (kind == "each"))) if kind else None
     is_time = any(map(_PATTERNS["head_of_times"].search, says))
     return (kind, 1 / number if is_time else number) if number else None
 
@@ -878,7 +900,7 @@ def _compared(text: str) -> ScalingTable | None:
     if (table := _sides(_table_rows(_lines(text)), "ways", "columns")) is not None:
         return table
     if proved := _PATTERNS["proved"].search(text):
-        first, second, ratio = (_typed(proved[at]) or 1.0 for at in ("first", "second", "ratio"))
+        first, second, ratio = (_number(proved[at]) or 1.0 for at in ("first", "second", "ratio"))
         if abs(first / second / ratio - 1) < _SAME:
             return _by_name({proved["one"]: 1 / first, proved["other"]: 1 / second}, "ways")
     is_long = len(text) > _SHORT or _PATTERNS["formula"].search(text)
@@ -900,7 +922,8 @@ def _ways(said: Sequence[_Said]) -> ScalingTable | None:
         num = next((at for at, one in enumerate(plain) if one in plain[:at]), len(plain))
         if len(known) == len(said) and num > len(by_word):
             by_word = dict(zip(known[:num], (one.per_s for one in said), strict=False))
-    named = _alike([(one.name, one.per_s) for one in said if one.name])
+    names = [(one.name, one.per_s) for one in said if one.name]  # of runs, or settings in each
+    named = {} if {1} < {*Counter(name for name, _ in names).values()} else _alike(names)
     told = [one for one in said if _PATTERNS["prose"].search(one.line)] or said
     columns = zip(*(one.places for one in told), strict=True)
     places = next((column for column in columns if all(column)), ())
@@ -928,7 +951,10 @@ def _alike(said: Iterable[tuple[str, float]]) -> dict[str, float]:
     for name, rate in said:
         each.setdefault(name, []).append(rate)
     best = [*map(max, zip(*each.values(), strict=False))]
-    return {name: best[0] * median(map(truediv, rates, best)) for name, rates in each.items()}
+    shares = {name: [*map(truediv, rates, best)] for name, rates in each.items()}
+    if any(max(some) > _UNLIKE * min(some) for some in shares.values()):
+        return {}
+    return {name: best[0] * median(some) for name, some in shares.items()}
 
 
 def _extremes(found: Iterable[_Said], *, is_changed: bool) -> ScalingTable | None:
@@ -940,7 +966,8 @@ def _extremes(found: Iterable[_Said], *, is_changed: bool) -> ScalingTable | Non
         if one.is_stated and not one.is_of_a_part:
             for where in (one.line, ""):  # those in one sentence first
                 stated.setdefault((of, where), []).append(one)
-    for _, alike in sorted(stated.items(), key=lambda one: not one[0][1]):
+    early = _PATTERNS["early"].search
+    for _, alike in sorted(stated.items(), key=lambda o: (not early(o[1][0].before), not o[0][1])):
         slow, *_, fast = order = sorted((*alike, alike[0]), key=lambda one: one.per_s)
         are_unlike = slow.per_s < _SAME_SPEED * fast.per_s < _SAME_SPEED * _MOST_APART * slow.per_s
         names = {one.told.strip().partition(" ")[::2] for one in alike}
@@ -949,11 +976,12 @@ def _extremes(found: Iterable[_Said], *, is_changed: bool) -> ScalingTable | Non
             continue
         is_late = any(_PATTERNS["late"].search(one.before) for one in alike[1:])
         falls = is_late and not is_changed and [*dict.fromkeys(order[::-1])] == alike
-        if falls and _PATTERNS["early"].search(fast.before):
+        falls &= any(_PATTERNS["over_time"].search(one.line) for one in alike)
+        if falls and early(fast.before):
             return _by_name({one.typed: one.per_s for one in alike}, "moments")
         told = (f"{one.told[-_LONG:]}{one.typed}{one.behind[:_LONG]}" for one in (fast, slow))
         said = "; ".join(dict.fromkeys(one.strip(" #>.") for one in told))
-        are_times = all(_PATTERNS["duration"].match(one.typed) for one in alike)
+        are_times = all(_PATTERNS["duration"].search(one.typed) for one in alike)
         both = {one.typed: one.per_s for one in (slow, fast)}
         return _by_name(both, "times" if are_times else "rates", f"The text says: {said}.")
     return None

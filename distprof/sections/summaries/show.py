@@ -159,7 +159,7 @@ def operators_table(report: Report, *, show_all: bool) -> TableView | None:
 
 READY_RATIO = 0.9
 _SCALES = 0.8
-_WHERE = re.compile(r"(?:with(?:out)?|w/o|using|on|in|via|under|after|before) ", re.IGNORECASE)
+_WHERE = re.compile(r"(?:with(?:out)?|w/o|using|on|in|via|under|after|before|from) ", re.IGNORECASE)
 _STRAGGLES = 1.1
 _IN_A_NODE = 8  # More GPUs are usually in several nodes
 _MOST_MOMENTS = 4

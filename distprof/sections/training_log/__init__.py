@@ -27,7 +27,7 @@ INPUT_TIMER = re.compile(
 LONG_REDUCTION = 0.15  # Share of an iteration from which the gradients' reduction is a finding
 MIN_RECURRING = 5  # Number of slow iterations from which they count as recurring
 
-_TRAINS = ("Lightning", "MMEngine", "Detectron2")  # their lines are of training, cut or not
+_TRAINS = ("Lightning", "MMEngine", "Detectron2", "wav2letter")  # cut or not, they are of training
 ONLY_FIRST = "Only the first report, which does not count,"  # has timers: a note's beginning
 
 
