@@ -9,10 +9,10 @@ import math
 import re
 from array import array
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from itertools import compress
+from itertools import compress, pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -232,6 +232,10 @@ _FEWEST_TICKS, _FEWEST_TIMED = 2, 3  # Ticks of the clock between two lines, and
 _GAP = 50  # Ratio to the usual time from which a time between dates is not that of iterations
 _NEAR = 7  # Neighbours on each side that say what is usual
 _EVEN = 0.03  # Relative difference of a ratio that is a whole number
+_FEWEST, _APART, _LEAST_EXCESS = 3, 1.2, 0.05
+"""Times of each rank, their least ratio to those of others, and share of an iteration."""
+
+_WAITS = re.compile(r"(?i)comm|reduc|gather|sync|wait|recv|send|barrier|b(?:ack)?wa?r?d|idle")
 TYPED, RUN, AGAIN = "timed phases", "Run number ", "Iteration numbers start again"
 """Beginning of the name of a log that someone typed, and of notes on several runs in a text."""
 
@@ -276,7 +280,7 @@ def to_log(
         notes += use_notes(median(chosen.mfu[len(chosen.mfu) // 2 :]), "an MFU of {}")
     if chosen.num_not_finite:
         notes.append(NOTES["not_finite"].format(chosen.num_not_finite, len(chosen.rows)))
-    rows, kept = _of_one_rank(chosen.rows, notes)
+    rows, kept = _of_one_rank(chosen.rows, chosen.timers, notes)
     timers = {name: _timer(values, kept, len(rows)) for name, values in chosen.timers.items()}
     rows, timers, unprinted_ns = _compared_with_the_clock(rows, timers, notes)
     if chosen.is_full:
@@ -323,7 +327,9 @@ def _has_times(grammar: Grammar) -> tuple[bool, bool, bool]:
     return most >= 3, most > 0, most >= 3 and 2 * timed > len(grammar.rows)
 
 
-def _of_one_rank(rows: Sequence[Row], notes: list[str]) -> tuple[list[Row], Int64Array]:
+def _of_one_rank(
+    rows: Sequence[Row], timers: Mapping[str, TimerValues], notes: list[str]
+) -> tuple[list[Row], Int64Array]:
     """Reports of one rank, and the position of each report among them, ABSENT if dropped."""
     ranks = {row.rank for row in rows}
     if len(ranks) < 2 or all(row.rank == row.iteration for row in rows):  # of "10: loss"
@@ -332,10 +338,43 @@ def _of_one_rank(rows: Sequence[Row], notes: list[str]) -> tuple[list[Row], Int6
     for row in rows:
         counts[row.rank] = counts.get(row.rank, 0) + 1
     rank = max(counts, key=lambda r: (counts[r], -(r if r is not None else _LARGEST)))
+    found = [("", row.rank, row.duration_ns) for row in rows]
+    for name, each in timers.items():
+        found += ((name, rows[at].rank, ns) for at, ns in zip(each.report, each.ns, strict=True))
+    notes += slow_ranks(found)
     notes.append(f"{len(ranks):,} ranks printed reports: distprof uses those of rank {rank}.")
     mine = np.fromiter((row.rank == rank for row in rows), bool, len(rows))
     place = np.where(mine, np.cumsum(mine) - 1, ABSENT)
     return [row for row in rows if row.rank == rank], place
+
+
+def slow_ranks(found: Iterable[tuple[str, int | None, float | None]]) -> list[str]:
+    """A note on ranks whose times are far above those of all others: names, ranks, and ns.
+
+    A rank spends longer in what waits for others the less it is late, so that does not count.
+    """
+    times: dict[str, dict[int, list[float]]] = {}
+    for name, rank, ns in found:
+        if ns and rank is not None and not _WAITS.search(name):
+            times.setdefault(name, {}).setdefault(rank, []).append(ns)
+    notes = [(0.0, "")]
+    wholes = [median(each) for each in times.get("", {}).values()]
+    for name, of in times.items():
+        usual = sorted((median(each), rank) for rank, each in of.items() if len(each) >= _FEWEST)
+        gaps = [(b[0] / a[0], at) for at, (a, b) in enumerate(pairwise(usual), 1)]
+        ratio, at = max(gaps, default=(0.0, 0))
+        slow, others = usual[at:], usual[:at]
+        if ratio < _APART or len(slow) > len(others) or not wholes:
+            continue
+        ns, rest = (median(each for each, _ in some) for some in (slow, others))
+        more = f" and {len(slow) - 1:,} others take" if len(slow) > 1 else " takes"
+        note = (
+            f"Rank {min(rank for _, rank in slow)}{more} {format_duration(ns)} "
+            f"{f'for {name}' if name else 'per iteration'}, "
+            f"the {len(others):,} others {format_duration(rest)}."
+        )
+        notes += [(ns - rest, note)] * (ns - rest > _LEAST_EXCESS * median(wholes))
+    return [note for _, note in [max(notes)] if note]
 
 
 def _ticks(rows: Sequence[Row]) -> Iterator[tuple[int, int, int]]:

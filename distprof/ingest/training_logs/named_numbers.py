@@ -35,6 +35,7 @@ from distprof.ingest.training_logs.grammar import (
     has_lost,
     line_around,
     s_to_ns,
+    slow_ranks,
     stamp_s,
     to_float,
 )
@@ -192,7 +193,13 @@ class NamedNumbersGrammar(Grammar):
         factor = self._factor(found)
         span = round(median(b.number - a.number for a, b in pairwise(found)))
         usual = median([one.time for one in found if one.time is not None] or [0.0]) * factor
-        is_of_step = found[0].is_bare and not (_is_left(found) or _is_since_start(found))
+        is_of_each = not (_is_left(found) or _is_since_start(found))
+        for_ranks = ({"": one.time, **one.phases}.items() for one in self._found)
+        of_ranks = zip(for_ranks, (one.row.rank for one in self._found), strict=True)
+        if is_of_each:
+            each = ((name, of, s_to_ns(t)) for times, of in of_ranks for name, t in times)
+            self.notes += slow_ranks(each)
+        is_of_step = found[0].is_bare and is_of_each
         if span > 1 and is_of_step and _by_stamps(found) is None:
             is_of_all = usual >= _LONG_S and span >= _MANY
             factor /= span if is_of_all else 1

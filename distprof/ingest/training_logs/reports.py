@@ -28,6 +28,7 @@ from distprof.ingest.training_logs.grammar import (
     Grammar,
     Row,
     TimerValues,
+    byte_patterns,
     clock_s,
     has_lost,
     line_around,
@@ -47,6 +48,10 @@ _MOST_ERROR = 0.05  # of a mean that follows from others
 _MANY = 4
 _LEAST_OF_HOURS = 7_200.0  # ms between elapsed hours, whose four decimals are right to 5 % of it
 _MAX_RATES = 100_000
+_SAMPLES, _TIME = b"consumed samples: ", b"elapsed time per iteration (ms):"
+_WRAPPED = byte_patterns("trainers.toml")["wrapped"]
+"""A line of Megatron-LM that a terminal or a page broke into several."""
+
 _HALF = 0.5e-3  # of the last digit of a rate
 _WHOLE, _PRINTED = 1, 2  # worth of reports that are made of timers, and of those that are printed
 
@@ -304,6 +309,8 @@ class ReportGrammar(Grammar):
         number, span, rate = _number(values), wording.span, values.get("per_s", 0.0)
         ns = s_to_ns(1 / rate if rate > 0 else values.get("s"))
         ns = ms_to_ns(values["ms"]) if "ms" in values else ns
+        if number and "whole_s" in values and not rate:
+            ns, span = s_to_ns(values["whole_s"] / number), whole_number(number)
         if ns and number is not None and "first" in values:
             span = whole_number(number - values["first"] + 1)
             ns //= max(span or 1, 1)
@@ -358,6 +365,8 @@ class Reports:
 
     def take(self, block: bytes) -> None:
         """Read a block of whole lines."""
+        if block.count(_SAMPLES) > block.count(_TIME):
+            block = _WRAPPED.sub(_joined, block)
         full = {name for name, grammar in self.grammars.items() if grammar.is_full}
         for start, end, wording in _lines(block, self._signs):
             grammar = self.grammars[wording.program]
@@ -368,6 +377,12 @@ class Reports:
         if any(grammar.is_full and name not in full for name, grammar in self.grammars.items()):
             rows = wordings()
             self._signs = Signs(tuple(r for r in rows if not self.grammars[r.program].is_full))
+
+
+def _joined(wrapped: re.Match[bytes]) -> bytes:
+    """One line, which a terminal broke within words, or a page between them."""
+    parts = wrapped[0].split(b"\n")
+    return b"".join(parts) if _TIME in b"".join(parts) else b" ".join(parts)
 
 
 def _between(means: Sequence[_Means]) -> list[_Means]:
@@ -430,9 +445,11 @@ def _lines(block: bytes, signs: Signs[Wording]) -> Iterator[tuple[int, int, Word
 def _first(block: bytes, start: int, wording: Wording) -> int:
     """Start of the record: the line before the indented lines before this one."""
     for _ in range(wording.less):
-        if start <= 0 or not (wording.is_loose or block[start : start + 1] in b" \t"):
-            break
-        start = block.rfind(b"\n", max(start - _MAX_LINE, 0), start - 1) + 1
+        before = block.rfind(b"\n", max(start - _MAX_LINE, 0), max(start - 1, 0)) + 1
+        is_part = wording.is_loose or block[start : start + 1] in b" \t"
+        if start <= 0 or not is_part or _compiled(wording.line).match(block, before, start):
+            break  # at the record before it, at the latest
+        start = before
     return start
 
 

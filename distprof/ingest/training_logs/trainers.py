@@ -8,6 +8,7 @@ Progress bars of programs that print no times::
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from statistics import median
@@ -50,6 +51,7 @@ _FEWEST_RISING_SECONDS, _RISEN = 5, 1.3  # Of a span, and ratio of each to the o
 _SEEN_LATE = 2  # If this count is the first one shown twice, the one before was seen at its end.
 _SLOW_START = 2  # Ratio of the first steps to later ones from which they are a warm-up.
 
+_LEAST_HELD, _MOST_HELD = 0.1, 1.1  # Share of a step in the bars that it holds.
 _FAR_LONGER = 10
 """Of bars without labels of a training, one with a name is meant if it ran this much longer."""
 
@@ -75,6 +77,8 @@ class _Bar(msgspec.Struct):
     rates: list[tuple[int, int, float, float]] = msgspec.field(default_factory=list)
     rows: list[Row] = msgspec.field(default_factory=list)
     seen: list[tuple[int, int]] = msgspec.field(default_factory=list)  # First steps and seconds.
+    label: bytes = b""
+    ends: list[int] = msgspec.field(default_factory=list)  # Seconds of each whole run.
 
 
 class BarGrammar(Grammar):
@@ -85,6 +89,7 @@ class BarGrammar(Grammar):
     _num_rows: int = 0  # of all bars
     _bars: tuple[dict[tuple[bytes, int], _Bar], ...] | None = None  # with a name; without
     _paused_s: float = 0.0  # evaluations between bars
+    _shown: tuple[bytes, int] = b"", 0  # what the last one showed
 
     def take(self, block: bytes) -> None:
         """Follow each bar."""
@@ -100,7 +105,8 @@ class BarGrammar(Grammar):
             total = total if total.isdigit() else b"%d" % MAX_COUNT
             name, is_plain, is_of_training, is_of_epochs = _label(before)
             is_of_epochs |= b"epoch" in unit
-            if int(total) < (_MIN_SPAN if is_of_training or is_of_epochs else _MIN_STEPS):
+            least = _MIN_SPAN if is_of_training or is_of_epochs else _MIN_STEPS
+            if int(total) < (1 if _PATTERNS["of_rollouts"].match(before) else least):
                 continue
             second = int(hours or 0) * 3600 + int(minutes) * 60 + int(seconds)
             bars = self._bars[is_plain]
@@ -108,7 +114,9 @@ class BarGrammar(Grammar):
             if bar is None and len(bars) >= _MAX_BARS:
                 continue
             if bar is None:
-                bar = bars[name, int(total)] = _Bar(*(int(step), second) * 3)
+                bar = bars[name, int(total)] = _Bar(*(int(step), second) * 3, label=before.strip())
+            is_again, self._shown = self._shown == (before, int(step)), (before, int(step))
+            bar.ends += [second] * (step == total and not is_again and len(bar.ends) < _MAX_RATES)
             if int(step) == bar.last_step < int(total) and second > bar.last_second:
                 if len(bar.seen) == _SEEN_LATE:
                     bars[name, int(total)] = _Bar(*bar.seen[-1] * 3, seen=bar.seen)
@@ -157,6 +165,7 @@ class BarGrammar(Grammar):
             if label and not longest.is_of_training and _seconds(named[other]) > least:
                 longest = named[other]
                 self.name = f"the progress bar “{plain(label[:-1].decode('utf-8', 'replace'))}”"
+            longest, phases = _with_rollouts([*named.values(), *bars.values()]) or (longest, {})
             # Few spans of a bar that is first seen late do not tell a slow start.
             is_late = longest.first_step >= _MIN_STEPS and len(longest.rows) < _FEWEST_SPANS
             self.rows = (not is_late and longest.rows) or _whole(longest) or _printed(longest)
@@ -173,13 +182,14 @@ class BarGrammar(Grammar):
             ]
             each = [_seconds(bar) + bar.seen[0][1] for bar in (*evaluations, longest)]
             share = sum(each[:-1]) / (sum(each) or 1)
-            if longest not in evaluations and share >= LEAST_EVALUATION:
+            if longest not in evaluations and share >= LEAST_EVALUATION and not phases:
                 self.notes.append(NOTES["evaluation"].format(format_ratio(share)))
             passed, span = _seconds(longest), longest.last_step - longest.first_step
             if span and LEAST_EVALUATION * passed < self._paused_s < passed:
                 ns = s_to_ns((passed - self._paused_s) / span)
                 self.rows = [Row(iteration=longest.last_step, duration_ns=ns, span=span)]
                 self.notes.append(NOTES["evaluation"].format(format_ratio(self._paused_s / passed)))
+            self.add_seconds(phases)
         self.notes.append(NOTES["bar"].format(_MIN_SECONDS))
 
     def _add_start(self, bar: _Bar) -> None:
@@ -198,6 +208,23 @@ class BarGrammar(Grammar):
             what = "epochs" if bar.is_of_epochs else "iterations"
             note = NOTES["became" if ratio < 1 / _SLOW_START else "before"]
             self.notes.append(note.format(step, what, format_duration(start), 1 / ratio))
+
+
+def _with_rollouts(bars: Sequence[_Bar]) -> tuple[_Bar, dict[str, float]] | None:
+    """The bar of which each step holds whole bars, rollouts among them, and seconds of those."""
+    inner = [bar for bar in bars if bar.ends and not _PATTERNS["of_evaluation"].search(bar.label)]
+    outer = max(bars, key=lambda bar: bar.last_second / max(bar.last_step, 1))
+    is_of_rollouts = any(_PATTERNS["of_rollouts"].match(bar.label) for bar in inner)
+    if not is_of_rollouts or outer.is_of_epochs or not outer.last_step:
+        return None
+    num, phases = len({step for step, _ in outer.seen if step}) or 1, dict[str, float]()
+    for bar in inner:
+        name = plain(bar.label.partition(b" [")[0].rstrip(b": ").decode("utf-8", "replace"))
+        each = median(bar.ends) * round(len(bar.ends) / num)
+        phases[name] = phases.get(name, 0.0) + each * (bar is not outer)
+    each = outer.last_second / outer.last_step
+    is_held = _LEAST_HELD * each < sum(phases.values()) <= _MOST_HELD * each
+    return (outer, {name: s for name, s in phases.items() if s}) if is_held else None
 
 
 def _as_bars(block: bytes) -> bytes:

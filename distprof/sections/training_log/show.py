@@ -42,6 +42,7 @@ _MOST_APART = 4  # Ratio of all reports to those of the smaller group
 
 _SHORT = "GPU memory is short"
 _FIRST = (
+    "Rank ",
     "Evaluation takes",
     "Later ",
     "The loss is NaN or infinite",
@@ -71,7 +72,7 @@ def training_verdict(report: Report) -> VerdictText:
         time = f"{_what(log)} takes {format_duration(log.mean_ns)}"
         first = nccl_line[:1] if nccl_line[1:2].isupper() else nccl_line[:1].lower()
         line, nccl_line = f"{time}; {first}{nccl_line[1:]}", ""
-    elif log.mean_ns is not None and log.idle_ratio is None and not _shares(log):
+    elif not (log.mean_ns is None or log.idle_ratio or _shares(log) or log.slow_rank):
         undecided = _undecided(log)
     why = (
         *undecided,
@@ -307,6 +308,8 @@ def _reducing(log: TrainingLogResult) -> str:
 
 def _advice(log: TrainingLogResult) -> str:
     """What to do about a phase that takes most of the time; empty if none does."""
+    if log.slow_rank:
+        return str(_TABLE["slow_rank"])
     shares = _shares(log)
     if reduction(log)[0]:
         shares["backward"] = 0.0  # It contains the reduction, which says more.
