@@ -183,6 +183,7 @@ class NamedNumbersGrammar(Grammar):
             report = _read(line)
             if report is not None:
                 self._found.append(report)
+                self.mfu += (float(share) / 100 for share in _PATTERNS["mfu"].findall(line))
                 self.num_not_finite += has_lost(line)
 
     def finish(self) -> None:
@@ -294,9 +295,10 @@ def _rates(line: bytes) -> dict[str, float]:
     found: dict[str, float] = {}
     for order in ("rate_behind_its_name", "rate_in_a_list", "rate_before_its_name"):
         for match in _PATTERNS[order].finditer(line):
-            value = to_float(match["value"].rstrip(b".,"))
+            value = to_float(match["value"].rstrip(b".,k"))
             if value is None or value <= 0:
                 continue
+            value *= 1e3 if match["value"].endswith(b"k") else 1
             what = match["what"] or match["short"]
             if what.startswith((b"tok", b"tps", b"wps")):
                 name = "tokens_per_s_per_device" if match["each"] else "tokens_per_s"
@@ -343,7 +345,9 @@ def per_number(found: list[Report]) -> list[float | None]:
 def _durations(found: list[Report], factor: float) -> list[float | None]:
     """Seconds per step: as printed, from the time since the start, or from a rate of steps."""
     if _is_left(found):  # The first ones are guesses.
-        late = [*takewhile(lambda one: 2 * one.number >= found[-1].number, reversed(found))]
+        ticks = [b for a, b in pairwise(found) if a.time != b.time][::-1]  # as minutes may be whole
+        late = [*takewhile(lambda one: 2 * one.number >= found[-1].number, ticks)]
+        late = late if len(late) > 1 else ticks
         passed = (late[-1].time or 0.0) - (late[0].time or 0.0)
         steps = late[0].number - late[-1].number
         mean = passed * factor / steps if steps else None
@@ -372,9 +376,12 @@ def _is_since_start(found: list[Report]) -> bool:
     is_even = max(each) < _STEADY * min(each) and times[-1] > _STEADY * times[0]
     whole = median(each) * found[-1].number
     is_all = is_even and len(each) > 1 and whole / _STEADY < times[-1] < whole * _STEADY
+    known = [(one.number, one.time or 0.0) for one in found if one.number and one.time]
+    shares = [time / number for number, time in known] or [0.0]
+    is_far = max(times) > 2 * max(min(times), 1e-9)
+    is_all |= is_far and known == sorted(known) and max(shares) < _STEADY * min(shares)
     falls = [b.number < a.number for a, b in pairwise(found)]
     as_numbers = all((b < a) == fall for (a, b), fall in zip(pairwise(times), falls, strict=True))
-    is_far = max(times) > 2 * max(min(times), 1e-9)
     return is_all or (found[0].is_bare and (is_even or (as_numbers and is_far)))
 
 

@@ -311,9 +311,11 @@ def _of_unknown(blocks: Iterable[bytes]) -> Grammar:
             phases.take(block[:_SMALL])
     for grammar in (numbers, phases, counters):
         grammar.finish()
-        if grammar.rows:
-            return grammar
-    return numbers
+    if numbers.rows and phases.timers and not numbers.timers:  # its phases are in other lines
+        one, other = (median(row.duration_ns or 0 for row in g.rows) for g in (numbers, phases))
+        if one < _APART * other < _APART**2 * one:
+            return phases
+    return next((grammar for grammar in (numbers, phases, counters) if grammar.rows), numbers)
 
 
 _refuse = refusing(

@@ -149,10 +149,12 @@ def _what(log: TrainingLogResult) -> str:
 
 
 def _line(log: TrainingLogResult) -> str:
+    use = next((n.removeprefix(USE) for n in log.unavailable if n.startswith(USE)), "")
     if log.mean_ns is None:
+        first = slower_sentence(log) or (f"The training reaches {use}." if use else "")
         no_times = f"The log of {log.origin} has no iteration times."
         why = f"{no_times} To see where time goes, record a trace with distprof capture -- COMMAND."
-        return f"{fall} {why}" if (fall := slower_sentence(log)) else why
+        return f"{first} {why}" if first else why
     usual, mean = format_duration(log.median_ns), format_duration(log.mean_ns)
     time = f"{_what(log)} takes {mean}"
     if _is_skewed(log):
@@ -162,7 +164,6 @@ def _line(log: TrainingLogResult) -> str:
         time = f"{_what(log)} usually takes {usual}, but {longest}: that makes the mean {mean}"
     elif modes := _modes(log):
         time = f"{time}: {modes}"
-    use = next((n.removeprefix(USE) for n in log.unavailable if n.startswith(USE)), "")
     if log.idle_ratio is None:
         use = f", at {use}" if use and not _is_skewed(log) else ""
         if any(note.startswith(_SHORT) for note in log.unavailable):
