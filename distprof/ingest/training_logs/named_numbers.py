@@ -35,7 +35,7 @@ from distprof.ingest.training_logs.grammar import (
     has_lost,
     line_around,
     s_to_ns,
-    slow_ranks,
+    slow_rank,
     stamp_s,
     to_float,
 )
@@ -75,12 +75,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     rate: float | None = None
 
 
-_OF_EPOCHS = re.compile(
-    r"(?i)\bepoch[_ ](?:\d{1,6} )?(?:took|times?\b|takes)|\b(?:per|each) epoch\b"
-)
 _WORK = {"", "computation", "forward", "backward", "optimizer", "generation", "sampling"}
-_COLUMN = r"[a-z_]{2,30}(?:\([a-z]{1,3}\))?"
-_COLUMNS = re.compile(rf"(?m)^[^\S\n]*({_COLUMN}(?:[^\S\n]+{_COLUMN}){{2,30}})$")
 
 
 def _phases(text: bytes) -> Iterator[tuple[str, float, bool]]:
@@ -121,13 +116,13 @@ class PhasesGrammar(Grammar):
     def take(self, block: bytes) -> None:
         """Read phases with their times, or a table with a column for each phase."""
         text = block.decode("utf-8", "replace")
-        self.name += " of epochs" * bool(_OF_EPOCHS.search(text))
+        self.name += " of epochs" * bool(_PATTERNS["of_epochs"].search(block))
         if _PATTERNS["compared"].search(block):  # times of several ways
             return
         texts = [text]
-        if head := _COLUMNS.search(text):
-            names = head[1].split()
-            rows = (line.split()[-len(names) :] for line in text[head.end() :].splitlines())
+        if head := _PATTERNS["columns"].search(block):
+            names, below = head[1].decode().split(), block[head.end() :].decode("utf-8", "replace")
+            rows = (line.split()[-len(names) :] for line in below.splitlines())
             named = (zip(names, row, strict=False) for row in rows)
             table = "\n".join(" ".join(f"{name}: {value}" for name, value in row) for row in named)
             texts.insert(0, table)
@@ -199,7 +194,7 @@ class NamedNumbersGrammar(Grammar):
         of_ranks = zip(for_ranks, (one.row.rank for one in self._found), strict=True)
         if is_of_each:
             each = ((name, of, s_to_ns(t)) for times, of in of_ranks for name, t in times)
-            self.notes += slow_ranks(each)
+            self.notes += slow_rank(each)
         is_of_step = found[0].is_bare and is_of_each
         if span > 1 and is_of_step and _by_stamps(found) is None:
             is_of_all = usual >= _LONG_S and span >= _MANY

@@ -169,11 +169,13 @@ def _with_words(log: TrainingLog, start: bytes) -> TrainingLog:
 
 
 def _with_phases(chosen: Grammar | None, start: bytes) -> Grammar | None:
-    """What someone typed or printed next to a bar, instead of the bar: phases, or iterations."""
-    if not isinstance(chosen, BarGrammar) or len(start) == _SMALL:
+    """What is typed or printed between bars or steps, instead of those: phases, or iterations."""
+    kinds = (BarGrammar, NamedNumbersGrammar)
+    is_long = len(start) == _SMALL and isinstance(chosen, BarGrammar)
+    if not isinstance(chosen, kinds) or chosen.timers or is_long:
         return chosen
     shown = [row.duration_ns for row in chosen.rows if row.duration_ns]
-    wholes = [(row.duration_ns or 0) * (row.span or 1) for row in chosen.rows]
+    wholes = [row.duration_ns * (row.span or 1) for row in chosen.rows if row.duration_ns]
     for other, ratio in ((PhasesGrammar(), _ALIKE), (NamedNumbersGrammar(), _LIKELY)):
         other.take(_PATTERNS["line_of_a_bar"].sub(b"", start))
         other.finish()
@@ -181,7 +183,7 @@ def _with_phases(chosen: Grammar | None, start: bytes) -> Grammar | None:
         is_better = isinstance(other, PhasesGrammar) or len(times) > len(shown) + 1
         if shown and times and is_better and 1 / ratio < median(times) / shown[-1] < ratio:
             return other
-        if len(times) >= _FEWEST and 1 / _ALIKE < median(times) / median(wholes) < _ALIKE:
+        if shown and len(times) >= _FEWEST and 1 / _ALIKE < median(times) / median(wholes) < _ALIKE:
             return other  # each of its steps holds a whole bar
     return chosen
 
@@ -311,11 +313,9 @@ def _of_unknown(blocks: Iterable[bytes]) -> Grammar:
             phases.take(block[:_SMALL])
     for grammar in (numbers, phases, counters):
         grammar.finish()
-    if numbers.rows and phases.timers and not numbers.timers:  # its phases are in other lines
-        one, other = (median(row.duration_ns or 0 for row in g.rows) for g in (numbers, phases))
-        if one < _APART * other < _APART**2 * one:
-            return phases
-    return next((grammar for grammar in (numbers, phases, counters) if grammar.rows), numbers)
+        if grammar.rows:
+            return grammar
+    return numbers
 
 
 _refuse = refusing(

@@ -367,16 +367,12 @@ class Reports:
         """Read a block of whole lines."""
         if block.count(_SAMPLES) > block.count(_TIME):
             block = _WRAPPED.sub(_joined, block)
-        full = {name for name, grammar in self.grammars.items() if grammar.is_full}
         for start, end, wording in _lines(block, self._signs):
             grammar = self.grammars[wording.program]
             line = None if grammar.is_full else _compiled(wording.line).match(block, start, end)
             if line is not None:
                 record = block[_first(block, start, wording) : _last(block, end, wording)]
                 grammar.take_record(wording, record, line)
-        if any(grammar.is_full and name not in full for name, grammar in self.grammars.items()):
-            rows = wordings()
-            self._signs = Signs(tuple(r for r in rows if not self.grammars[r.program].is_full))
 
 
 def _joined(wrapped: re.Match[bytes]) -> bytes:

@@ -8,7 +8,7 @@ Progress bars of programs that print no times::
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
 from functools import lru_cache
 from itertools import pairwise
 from statistics import median
@@ -77,8 +77,6 @@ class _Bar(msgspec.Struct):
     rates: list[tuple[int, int, float, float]] = msgspec.field(default_factory=list)
     rows: list[Row] = msgspec.field(default_factory=list)
     seen: list[tuple[int, int]] = msgspec.field(default_factory=list)  # First steps and seconds.
-    label: bytes = b""
-    ends: list[int] = msgspec.field(default_factory=list)  # Seconds of each whole run.
 
 
 class BarGrammar(Grammar):
@@ -90,6 +88,7 @@ class BarGrammar(Grammar):
     _bars: tuple[dict[tuple[bytes, int], _Bar], ...] | None = None  # with a name; without
     _paused_s: float = 0.0  # evaluations between bars
     _shown: tuple[bytes, int] = b"", 0  # what the last one showed
+    _ends: list[tuple[bytes, int]] = msgspec.field(default_factory=list)  # of whole bars
 
     def take(self, block: bytes) -> None:
         """Follow each bar."""
@@ -114,9 +113,11 @@ class BarGrammar(Grammar):
             if bar is None and len(bars) >= _MAX_BARS:
                 continue
             if bar is None:
-                bar = bars[name, int(total)] = _Bar(*(int(step), second) * 3, label=before.strip())
-            is_again, self._shown = self._shown == (before, int(step)), (before, int(step))
-            bar.ends += [second] * (step == total and not is_again and len(bar.ends) < _MAX_RATES)
+                bar = bars[name, int(total)] = _Bar(*(int(step), second) * 3)
+            if step == total and self._shown != (before, int(step)):
+                name = before.partition(b" [")[0].strip(b": ")
+                self._ends += [(name, second)] * (len(self._ends) < _MAX_RATES)
+            self._shown = before, int(step)
             if int(step) == bar.last_step < int(total) and second > bar.last_second:
                 if len(bar.seen) == _SEEN_LATE:
                     bars[name, int(total)] = _Bar(*bar.seen[-1] * 3, seen=bar.seen)
@@ -165,11 +166,13 @@ class BarGrammar(Grammar):
             if label and not longest.is_of_training and _seconds(named[other]) > least:
                 longest = named[other]
                 self.name = f"the progress bar “{plain(label[:-1].decode('utf-8', 'replace'))}”"
-            longest, phases = _with_rollouts([*named.values(), *bars.values()]) or (longest, {})
+            longest, phases = self._with_rollouts(longest, [*named.values(), *bars.values()])
             # Few spans of a bar that is first seen late do not tell a slow start.
             is_late = longest.first_step >= _MIN_STEPS and len(longest.rows) < _FEWEST_SPANS
             self.rows = (not is_late and longest.rows) or _whole(longest) or _printed(longest)
-            self.rows = self.rows or _whole(longest, 2) or _since_start(longest)
+            self.rows = self.rows or _whole(longest, 2)
+            if not self.rows and (number := longest.last_step) >= _MIN_STEPS:  # that shows no rate
+                self.rows = [Row(number, s_to_ns(longest.last_second / number), number)]
             self.rows = (len(self.rows) < _FEWEST_SPANS and _rising(longest)) or self.rows
             self._add_start(longest)
             if len(bars) > 1 and not any(b.is_of_training or b.is_of_epochs for b in bars.values()):
@@ -192,6 +195,22 @@ class BarGrammar(Grammar):
             self.add_seconds(phases)
         self.notes.append(NOTES["bar"].format(_MIN_SECONDS))
 
+    def _with_rollouts(self, longest: _Bar, bars: list[_Bar]) -> tuple[_Bar, dict[str, float]]:
+        """The bar of which each step holds those of rollouts and others, and their seconds."""
+        outer = max(bars, key=lambda bar: bar.last_second / max(bar.last_step, 1))
+        num = len({step for step, _ in outer.seen if step}) or 1
+        whole, seconds = outer.last_second / max(outer.last_step, 1), dict[bytes, float]()
+        for name, count in Counter(name for name, _ in self._ends).items():
+            each = median(second for other, second in self._ends if other == name)
+            if each <= whole and not _PATTERNS["of_evaluation"].search(name):
+                seconds[name] = each * round(count / num)
+        is_held = _LEAST_HELD * whole < sum(seconds.values()) <= _MOST_HELD * whole
+        if outer.is_of_epochs or not (
+            is_held and any(map(_PATTERNS["of_rollouts"].match, seconds))
+        ):
+            return longest, {}
+        return outer, {plain(name.decode("utf-8", "replace")): s for name, s in seconds.items()}
+
     def _add_start(self, bar: _Bar) -> None:
         """What passed before a bar is first seen: a slow start, or else another usual time."""
         step = bar.first_step
@@ -208,23 +227,6 @@ class BarGrammar(Grammar):
             what = "epochs" if bar.is_of_epochs else "iterations"
             note = NOTES["became" if ratio < 1 / _SLOW_START else "before"]
             self.notes.append(note.format(step, what, format_duration(start), 1 / ratio))
-
-
-def _with_rollouts(bars: Sequence[_Bar]) -> tuple[_Bar, dict[str, float]] | None:
-    """The bar of which each step holds whole bars, rollouts among them, and seconds of those."""
-    inner = [bar for bar in bars if bar.ends and not _PATTERNS["of_evaluation"].search(bar.label)]
-    outer = max(bars, key=lambda bar: bar.last_second / max(bar.last_step, 1))
-    is_of_rollouts = any(_PATTERNS["of_rollouts"].match(bar.label) for bar in inner)
-    if not is_of_rollouts or outer.is_of_epochs or not outer.last_step:
-        return None
-    num, phases = len({step for step, _ in outer.seen if step}) or 1, dict[str, float]()
-    for bar in inner:
-        name = plain(bar.label.partition(b" [")[0].rstrip(b": ").decode("utf-8", "replace"))
-        each = median(bar.ends) * round(len(bar.ends) / num)
-        phases[name] = phases.get(name, 0.0) + each * (bar is not outer)
-    each = outer.last_second / outer.last_step
-    is_held = _LEAST_HELD * each < sum(phases.values()) <= _MOST_HELD * each
-    return (outer, {name: s for name, s in phases.items() if s}) if is_held else None
 
 
 def _as_bars(block: bytes) -> bytes:
@@ -320,14 +322,6 @@ def _rising(bar: _Bar) -> list[Row]:
     return rows if is_rising and len(rows) >= _FEWEST_SPANS else []
 
 
-def _since_start(bar: _Bar) -> list[Row]:
-    """The mean since the start, of a bar that shows no rate."""
-    number = bar.last_step
-    if number < _MIN_STEPS:
-        return []
-    return [Row(iteration=number, duration_ns=s_to_ns(bar.last_second / number), span=number)]
-
-
 # Lightning ----------------------------------------------------------------------------------------
 
 _BATCH = "run_training_batch"
@@ -369,14 +363,13 @@ class LightningGrammar(Grammar):
 
     def take(self, block: bytes) -> None:
         """Read actions: their mean times, or their total times and numbers of calls."""
-        for name, mean, calls, total in _PATTERNS["action"].findall(block):
-            each, whole = to_float(mean), to_float(total)
-            count = int(calls) if calls else round(whole / each) if whole and each else 0
+        found = _PATTERNS["action"].findall(block)
+        found += ((name, b"", *rest[::-1]) for name, *rest in _PATTERNS["stats"].findall(block))
+        for name, mean, calls, total in found:
+            each, whole, count = to_float(mean), to_float(total), int(calls or 0)
+            count = count or (round(whole / each) if whole and each else 0)
+            each = each if mean or not whole or not count else whole / count
             self._means[name.decode("utf-8", "replace")] = (each, count)
-        for name, total, calls in _PATTERNS["stats"].findall(block):
-            seconds, count = to_float(total), int(calls)
-            if seconds is not None and count:
-                self._means[name.decode("utf-8", "replace")] = (seconds / count, count)
 
     def finish(self) -> None:
         """A batch and its loading make an iteration."""
