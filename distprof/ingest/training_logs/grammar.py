@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -178,11 +178,6 @@ def whole_number(value: float | None, limit: int = MAX_COUNT) -> int | None:
     return round(value) if value is not None and 0 <= value < limit else None
 
 
-def ms_to_ns(value: float | None) -> int | None:
-    """Milliseconds as int ns; None if it cannot be the time of an iteration."""
-    return None if value is None else s_to_ns(value / 1e3)
-
-
 def s_to_ns(value: float | None) -> int | None:
     """Seconds as int ns; None if it cannot be the time of an iteration."""
     if value is None or not 0 <= value < MAX_SECONDS:
@@ -247,9 +242,7 @@ _LARGEST = 1 << 31
 def best_of(grammars: Sequence[Grammar]) -> Grammar | None:
     """The first grammar with enough timed reports, or else with any; None without any report."""
     with_rows = [grammar for grammar in grammars if grammar.rows]
-    if not with_rows:
-        return None
-    return max(with_rows, key=lambda g: (_has_times(g), -grammars.index(g)))
+    return max(with_rows, key=lambda g: (_has_times(g), -grammars.index(g)), default=None)
 
 
 OF_THE_JOB = ("GPU memory is short", "torch.compile compiled", "Lightning warns")
@@ -323,9 +316,7 @@ def _of_one_rank(
     ranks = {row.rank for row in rows}
     if len(ranks) < 2 or all(row.rank == row.iteration for row in rows):  # of "10: loss"
         return list(rows), np.arange(len(rows), dtype=np.int64)
-    counts: dict[int | None, int] = {}
-    for row in rows:
-        counts[row.rank] = counts.get(row.rank, 0) + 1
+    counts = Counter(row.rank for row in rows)
     rank = max(counts, key=lambda r: (counts[r], -(r if r is not None else _LARGEST)))
     found = [("", row.rank, row.duration_ns) for row in rows]
     for name, each in timers.items():

@@ -190,11 +190,9 @@ class NamedNumbersGrammar(Grammar):
         span = round(median(b.number - a.number for a, b in pairwise(found)))
         usual = median([one.time for one in found if one.time is not None] or [0.0]) * factor
         is_of_each = not (_is_left(found) or _is_since_start(found))
-        for_ranks = ({"": one.time, **one.phases}.items() for one in self._found)
-        of_ranks = zip(for_ranks, (one.row.rank for one in self._found), strict=True)
         if is_of_each:
-            each = ((name, of, s_to_ns(t)) for times, of in of_ranks for name, t in times)
-            self.notes += slow_rank(each)
+            of = ((one.row.rank, {"": one.time, **one.phases}.items()) for one in self._found)
+            self.notes += slow_rank((n, rank, s_to_ns(t)) for rank, each in of for n, t in each)
         is_of_step = found[0].is_bare and is_of_each
         if span > 1 and is_of_step and _by_stamps(found) is None:
             is_of_all = usual >= _LONG_S and span >= _MANY
@@ -369,12 +367,10 @@ def _is_since_start(found: list[Report]) -> bool:
     spans = [(b.number - a.number, (b.time or 0.0) - (a.time or 0.0)) for a, b in pairwise(late)]
     each = [time / steps for steps, time in spans if steps > 0] or [0.0]
     is_even = max(each) < _STEADY * min(each) and times[-1] > _STEADY * times[0]
-    whole = median(each) * found[-1].number
-    is_all = is_even and len(each) > 1 and whole / _STEADY < times[-1] < whole * _STEADY
-    known = [(one.number, one.time or 0.0) for one in found if one.number and one.time]
-    shares = [time / number for number, time in known] or [0.0]
+    slope = (times[-1] - (late[0].time or 0.0)) / max(found[-1].number - late[0].number, 1)
+    is_all = times == sorted(times)
+    is_all &= times[-1] / _STEADY < slope * found[-1].number < times[-1] * _STEADY
     is_far = max(times) > 2 * max(min(times), 1e-9)
-    is_all |= is_far and known == sorted(known) and max(shares) < _STEADY * min(shares)
     falls = [b.number < a.number for a, b in pairwise(found)]
     as_numbers = all((b < a) == fall for (a, b), fall in zip(pairwise(times), falls, strict=True))
     return is_all or (found[0].is_bare and (is_even or (as_numbers and is_far)))

@@ -34,7 +34,7 @@ from distprof.ingest.training_logs.grammar import (
 )
 from distprof.ingest.training_logs.named_numbers import NamedNumbersGrammar, PhasesGrammar
 from distprof.ingest.training_logs.reports import Reports
-from distprof.ingest.training_logs.tables import ColumnsGrammar, GoldenValues
+from distprof.ingest.training_logs.tables import ColumnsGrammar, read_series
 from distprof.ingest.training_logs.trainers import BarGrammar, LightningGrammar, compare
 from distprof.ingest.wrapped import unwrapped
 from distprof.run.logs import TrainingLog
@@ -118,9 +118,7 @@ def read_training_log(source: str) -> TrainingLog:
 
 def _read(source: str, *, keeps_labels: bool) -> TrainingLog:
     if source.lower().endswith(_JSON):
-        series = GoldenValues()
-        series.read(source)
-        return to_log(series, (), (source,), 0) if series.rows else _refuse(source, "no times")
+        return to_log(read_series(source), (), (source,), 0)
     found: tuple[Grammar, ...]
     try:
         with opened(source, keeps_labels=keeps_labels) as stream:

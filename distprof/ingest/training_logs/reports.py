@@ -32,7 +32,6 @@ from distprof.ingest.training_logs.grammar import (
     clock_s,
     has_lost,
     line_around,
-    ms_to_ns,
     s_to_ns,
     stamp_s,
     to_float,
@@ -47,6 +46,7 @@ _FEWEST_PARTS = 3
 _MOST_ERROR = 0.05  # of a mean that follows from others
 _MANY = 4
 _LEAST_OF_HOURS = 7_200.0  # ms between elapsed hours, whose four decimals are right to 5 % of it
+_ELAPSED = (("elapsed_h", 3.6e6), ("elapsed_s", 1e3), ("elapsed_ms", 1.0))
 _MAX_RATES = 100_000
 _SAMPLES, _TIME = b"consumed samples: ", b"elapsed time per iteration (ms):"
 _WRAPPED = byte_patterns("trainers.toml")["wrapped"]
@@ -308,13 +308,13 @@ class ReportGrammar(Grammar):
         """Number, duration and span of a report; adds the samples per second to its values."""
         number, span, rate = _number(values), wording.span, values.get("per_s", 0.0)
         ns = s_to_ns(1 / rate if rate > 0 else values.get("s"))
-        ns = ms_to_ns(values["ms"]) if "ms" in values else ns
+        ns = s_to_ns(values["ms"] / 1e3) if "ms" in values else ns
         if number and "whole_s" in values and not rate:
             ns, span = s_to_ns(values["whole_s"] / number), whole_number(number)
         if ns and number is not None and "first" in values:
             span = whole_number(number - values["first"] + 1)
             ns //= max(span or 1, 1)
-        elapsed, samples, batch = (values.get(name) for name in ("elapsed_ms", "samples", "batch"))
+        samples, batch = values.get("samples"), values.get("batch")
         if batch is not None and 1 <= batch < MAX_COUNT:
             self.facts["global_batch_size"] = int(batch)
         if "tokens" in values and values.get("tokens_per_s", 0.0) > 0:
@@ -323,8 +323,7 @@ class ReportGrammar(Grammar):
             batch = self.facts.get("global_batch_size")
             number = samples / batch if batch else None
         is_of_wall, least = "elapsed_s" in values, _LEAST_OF_HOURS if "elapsed_h" in values else 0.0
-        elapsed = values["elapsed_s"] * 1e3 if is_of_wall else elapsed
-        elapsed = values["elapsed_h"] * 3.6e6 if least else elapsed
+        elapsed = next((values[name] * ms for name, ms in _ELAPSED if name in values), None)
         if elapsed is not None and number is not None:
             since, of = self._since(number, elapsed, is_of_wall=is_of_wall, least=least)
             if not ns or (since and ns > IMPOSSIBLE * since):
@@ -352,7 +351,9 @@ class ReportGrammar(Grammar):
         if before is None or number <= before[0] or elapsed < before[1]:
             return None, None
         span = number - before[0]
-        return ms_to_ns((elapsed - before[1]) / span) if span >= 1 else None, whole_number(span)
+        return s_to_ns((elapsed - before[1]) / span / 1e3) if span >= 1 else None, whole_number(
+            span
+        )
 
 
 class Reports:
@@ -420,8 +421,8 @@ def _phases(wording: Wording, record: bytes, line: re.Match[bytes]) -> dict[str,
         name = label.decode("ascii", "replace")
         for old, new in wording.renamed.items():
             name = name.replace(old, new)
-        ns = ms_to_ns(to_float(next(filter(None, values), None)))
-        if ns is not None:
+        ms = to_float(next(filter(None, values), None))
+        if ms is not None and (ns := s_to_ns(ms / 1e3)) is not None:
             found[name] = ns
     return found
 

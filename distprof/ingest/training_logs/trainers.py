@@ -376,7 +376,11 @@ class LightningGrammar(Grammar):
         means = self._means
         steps = [each for name, each in means.items() if _STEP.search(name)]  # with the passes
         longest = max(steps, key=lambda each: each[0] or 0.0, default=None)
-        seconds, count = means.get(_BATCH) or longest or self._of_parts()
+        parts = [means.get(name, (0.0, 0)) for name in _PARTS]
+        count = min(num for _, num in parts[:2])
+        total = sum((mean or 0.0) * num for mean, num in parts)
+        of_parts = (total / count if count else None), count
+        seconds, count = means.get(_BATCH) or longest or of_parts
         if seconds is None or not count:
             return
         whole = {
@@ -387,12 +391,3 @@ class LightningGrammar(Grammar):
         seconds += sum(each for name, each in whole.items() if name.endswith(_NEXT))
         self.add(Row(iteration=count, duration_ns=s_to_ns(seconds), span=count))
         self.add_seconds(whole)
-
-    def _of_parts(self) -> tuple[float | None, int]:
-        """Seconds and number of batches from their parts."""
-        known = {name: self._means[name] for name in _PARTS if name in self._means}
-        if _PARTS[0] not in known or _PARTS[1] not in known:
-            return None, 0
-        count = known[_PARTS[0]][1]
-        total = sum((mean or 0.0) * calls for mean, calls in known.values())
-        return (total / count if count else None), count

@@ -144,11 +144,6 @@ class TrainingLogResult(Result, frozen=True, kw_only=True):
         return "step" if self.origin.startswith("the progress bar") else "iteration"
 
     @property
-    def slow_rank(self) -> str:
-        """What the log shows of a rank that takes longer than the others; empty if none does."""
-        return next((note for note in self.unavailable if note.startswith("Rank ")), "")
-
-    @property
     def input_timer(self) -> TrainingTimer | None:
         """The timer of the wait for input, which is part of an iteration; None without one.
 

@@ -72,11 +72,12 @@ def training_verdict(report: Report) -> VerdictText:
         time = f"{_what(log)} takes {format_duration(log.mean_ns)}"
         first = nccl_line[:1] if nccl_line[1:2].isupper() else nccl_line[:1].lower()
         line, nccl_line = f"{time}; {first}{nccl_line[1:]}", ""
-    elif not (log.mean_ns is None or log.idle_ratio or _shares(log) or log.slow_rank):
+    elif not (log.mean_ns is None or log.idle_ratio or _shares(log) or line.startswith("Rank ")):
         undecided = _undecided(log)
     why = (
         *undecided,
-        *(_waiting(log), _reducing(log), _advice(log), slower_sentence(log)),
+        *(_waiting(log), _reducing(log)),
+        *(_TABLE["slow_rank"] if line.startswith("Rank ") else _advice(log), slower_sentence(log)),
         *(_slow_sentence(log), f"Throughput: {rates}." if (rates := rate_text(log)) else ""),
         *(nccl_line, *(told(report.nccl, "connections") if nccl_line else ()), _left_out(log)),
         *(note for note in log.unavailable if note.startswith(_TOLD[: -1 if is_short else None])),
@@ -309,8 +310,6 @@ def _reducing(log: TrainingLogResult) -> str:
 
 def _advice(log: TrainingLogResult) -> str:
     """What to do about a phase that takes most of the time; empty if none does."""
-    if log.slow_rank:
-        return str(_TABLE["slow_rank"])
     shares = _shares(log)
     if reduction(log)[0]:
         shares["backward"] = 0.0  # It contains the reduction, which says more.
