@@ -49,8 +49,7 @@ _LEAST_OF_HOURS = 7_200.0  # ms between elapsed hours, whose four decimals are r
 _ELAPSED = (("elapsed_h", 3.6e6), ("elapsed_s", 1e3), ("elapsed_ms", 1.0))
 _MAX_RATES = 100_000
 _SAMPLES, _TIME = b"consumed samples: ", b"elapsed time per iteration (ms):"
-_WRAPPED = byte_patterns("trainers.toml")["wrapped"]
-"""A line of Megatron-LM that a terminal or a page broke into several."""
+_PATTERNS = byte_patterns("trainers.toml")
 
 _HALF = 0.5e-3  # of the last digit of a rate
 _WHOLE, _PRINTED = 1, 2  # worth of reports that are made of timers, and of those that are printed
@@ -367,7 +366,7 @@ class Reports:
     def take(self, block: bytes) -> None:
         """Read a block of whole lines."""
         if block.count(_SAMPLES) > block.count(_TIME):
-            block = _WRAPPED.sub(_joined, block)
+            block = _PATTERNS["wrapped"].sub(_joined, block)
         for start, end, wording in _lines(block, self._signs):
             grammar = self.grammars[wording.program]
             line = None if grammar.is_full else _compiled(wording.line).match(block, start, end)
