@@ -6,10 +6,9 @@ A grammar has signs to search for, and collects rows, timers and facts.
 from __future__ import annotations
 
 import math
-import re
 from array import array
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from itertools import compress
@@ -49,18 +48,7 @@ def byte_patterns(name: str) -> Patterns[bytes]:
 NOTES: Mapping[str, str] = table_beside(__package__, "notes.toml")
 """What readers must know about times, by name; numbers are filled in."""
 
-_STAMP = re.compile(
-    rb"(?:(\d{4})[-/])?(\d\d)(?:[-/]|(?<=\b[IWEF]\d\d))(\d\d)(?:/20\d\d)?"
-    rb"[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(?: ([AP])M)?"
-)
-
-
-_CLOCK = re.compile(
-    rb"(?:(\d{1,4}) ?d(?:ays?)?,? )?(?:(\d{1,4})(?: ?h(?:ours?)?[ :]{0,2}|:(?=\d\d:)))?"
-    rb"(?:(\d{1,4})(?: ?m(?:in(?:utes?)?)?[ :]{0,2}|:))?(?:(\d{1,2}(?:\.\d{1,9})?) ?(?:s\w{0,6})?)?"
-)
-_NOT_FINITE = re.compile(rb"(?i)loss\w{0,20}[\"']?[:=]? {0,8}(?<=[:= ])(?:nan|inf)\b")
-_TIME_OF_DAY = re.compile(rb"\W{0,2}(\d\d):(\d\d):(\d\d)\b(?!\.)")
+_PATTERNS = byte_patterns("trainers.toml")
 
 
 class Row(NamedTuple):
@@ -151,7 +139,9 @@ class Grammar(msgspec.Struct):
 
 def has_lost(record: bytes) -> bool:
     """Whether a report shows a loss that is NaN or infinite."""
-    return (b"nan" in record or b"inf" in record) and _NOT_FINITE.search(record) is not None
+    return (b"nan" in record or b"inf" in record) and _PATTERNS["not_finite"].search(
+        record
+    ) is not None
 
 
 def line_around(block: bytes, at: int, most: int) -> tuple[int, int]:
@@ -176,7 +166,7 @@ def to_float(text: bytes | None) -> float | None:
 
 def clock_s(text: bytes) -> float | None:
     """Seconds of, for example, ``1 day, 2:03:04``, ``12:30``, ``1h 2m`` and ``0m 31s``."""
-    found = _CLOCK.fullmatch(text)
+    found = _PATTERNS["clock"].fullmatch(text)
     if found is None or not any(found.groups()):
         return None
     parts = zip(found.groups(b"0"), (86_400, 3_600, 60, 1), strict=True)
@@ -186,11 +176,6 @@ def clock_s(text: bytes) -> float | None:
 def whole_number(value: float | None, limit: int = MAX_COUNT) -> int | None:
     """A count or a rank; None if it cannot be one."""
     return round(value) if value is not None and 0 <= value < limit else None
-
-
-def ms_to_ns(value: float | None) -> int | None:
-    """Milliseconds as int ns; None if it cannot be the time of an iteration."""
-    return None if value is None else s_to_ns(value / 1e3)
 
 
 def s_to_ns(value: float | None) -> int | None:
@@ -205,9 +190,9 @@ def stamp_s(text: bytes) -> float | None:
 
     Without a date, those since midnight of a time at its beginning.
     """
-    found = next(iter(deque(_STAMP.finditer(text), maxlen=1)), None)
+    found = next(iter(deque(_PATTERNS["stamp"].finditer(text), maxlen=1)), None)
     if found is None:
-        clock = _TIME_OF_DAY.match(text)
+        clock = _PATTERNS["time_of_day"].match(text)
         return sum(int(clock[n]) * 60 ** (3 - n) for n in (1, 2, 3)) * 1.0 if clock else None
     whole = _moment_s(*found.group(1, 2, 3, 4, 5, 6, 8))
     return None if whole is None else whole + (float(b"0." + found[7]) if found[7] else 0.0)
@@ -232,6 +217,9 @@ _FEWEST_TICKS, _FEWEST_TIMED = 2, 3  # Ticks of the clock between two lines, and
 _GAP = 50  # Ratio to the usual time from which a time between dates is not that of iterations
 _NEAR = 7  # Neighbours on each side that say what is usual
 _EVEN = 0.03  # Relative difference of a ratio that is a whole number
+_FEWEST, _APART, _LEAST_EXCESS = 3, 1.2, 0.05
+"""Times of each rank, their least ratio to those of others, and share of an iteration."""
+
 TYPED, RUN, AGAIN = "timed phases", "Run number ", "Iteration numbers start again"
 """Beginning of the name of a log that someone typed, and of notes on several runs in a text."""
 
@@ -254,9 +242,7 @@ _LARGEST = 1 << 31
 def best_of(grammars: Sequence[Grammar]) -> Grammar | None:
     """The first grammar with enough timed reports, or else with any; None without any report."""
     with_rows = [grammar for grammar in grammars if grammar.rows]
-    if not with_rows:
-        return None
-    return max(with_rows, key=lambda g: (_has_times(g), -grammars.index(g)))
+    return max(with_rows, key=lambda g: (_has_times(g), -grammars.index(g)), default=None)
 
 
 OF_THE_JOB = ("GPU memory is short", "torch.compile compiled", "Lightning warns")
@@ -276,13 +262,13 @@ def to_log(
         notes += use_notes(median(chosen.mfu[len(chosen.mfu) // 2 :]), "an MFU of {}")
     if chosen.num_not_finite:
         notes.append(NOTES["not_finite"].format(chosen.num_not_finite, len(chosen.rows)))
-    rows, kept = _of_one_rank(chosen.rows, notes)
+    rows, kept = _of_one_rank(chosen.rows, chosen.timers, notes)
     timers = {name: _timer(values, kept, len(rows)) for name, values in chosen.timers.items()}
     rows, timers, unprinted_ns = _compared_with_the_clock(rows, timers, notes)
     if chosen.is_full:
         notes.append(NOTES["full"].format(len(rows), MAX_ROWS))
-    iteration = _ints(row.iteration for row in rows)
-    rates = {name: _floats([getattr(row, name) for row in rows]) for name in RATES}
+    iteration, printed = _ints(row.iteration for row in rows), (g.rates for g in (chosen, *others))
+    rates = {name: np.array([getattr(row, name) for row in rows], float) for name in RATES}
     notes += _without_impossible(rates)
     return TrainingLog(
         origin=chosen.name,
@@ -291,7 +277,7 @@ def to_log(
         span=_spans(rows),
         duration_ns=_ints(row.duration_ns for row in rows),
         **rates,
-        printed_samples_per_s=_floats(next((g.rates for g in (chosen, *others) if g.rates), [])),
+        printed_samples_per_s=np.array(next(filter(None, printed), []), float),
         timers=timers,
         is_of_slowest_ranks=chosen.is_of_slowest_ranks,
         unprinted_ns=chosen.unprinted_ns or unprinted_ns,
@@ -323,19 +309,45 @@ def _has_times(grammar: Grammar) -> tuple[bool, bool, bool]:
     return most >= 3, most > 0, most >= 3 and 2 * timed > len(grammar.rows)
 
 
-def _of_one_rank(rows: Sequence[Row], notes: list[str]) -> tuple[list[Row], Int64Array]:
+def _of_one_rank(
+    rows: Sequence[Row], timers: Mapping[str, TimerValues], notes: list[str]
+) -> tuple[list[Row], Int64Array]:
     """Reports of one rank, and the position of each report among them, ABSENT if dropped."""
     ranks = {row.rank for row in rows}
     if len(ranks) < 2 or all(row.rank == row.iteration for row in rows):  # of "10: loss"
         return list(rows), np.arange(len(rows), dtype=np.int64)
-    counts: dict[int | None, int] = {}
-    for row in rows:
-        counts[row.rank] = counts.get(row.rank, 0) + 1
+    counts = Counter(row.rank for row in rows)
     rank = max(counts, key=lambda r: (counts[r], -(r if r is not None else _LARGEST)))
+    found = [("", row.rank, row.duration_ns) for row in rows]
+    for name, each in timers.items():
+        found += ((name, rows[at].rank, ns) for at, ns in zip(each.report, each.ns, strict=True))
+    notes += slow_rank(found)
     notes.append(f"{len(ranks):,} ranks printed reports: distprof uses those of rank {rank}.")
     mine = np.fromiter((row.rank == rank for row in rows), bool, len(rows))
     place = np.where(mine, np.cumsum(mine) - 1, ABSENT)
     return [row for row in rows if row.rank == rank], place
+
+
+def slow_rank(found: Iterable[tuple[str, int | None, int | None]]) -> list[str]:
+    """A note on the rank whose time is far above that of all others: names, ranks, and ns.
+
+    A rank spends longer in what waits for others the less it is late, so that does not count.
+    """
+    times: dict[str, dict[int, list[int]]] = {"": {}}
+    for name, rank, ns in found:
+        if ns and rank is not None and not _PATTERNS["waits"].search(name.encode()):
+            times.setdefault(name, {}).setdefault(rank, []).append(ns)
+    least = _LEAST_EXCESS * median([ns for each in times[""].values() for ns in each] or [math.inf])
+    notes = [(least, "")]
+    for name, of in times.items():
+        usual = sorted((median(each), rank) for rank, each in of.items() if len(each) >= _FEWEST)
+        if len(usual) > 1 and usual[-1][0] > _APART * usual[-2][0]:
+            (rest, _), (longest, of_rank) = usual[-2:]
+            what = f"for {name}" if name else "per iteration"
+            far = f"Rank {of_rank} takes {format_duration(longest)} {what}, the "
+            note = f"{far}{len(usual) - 1:,} others at most {format_duration(rest)}."
+            notes.append((longest - rest, note))
+    return [note for _, note in [max(notes)] if note]
 
 
 def _ticks(rows: Sequence[Row]) -> Iterator[tuple[int, int, int]]:
@@ -482,7 +494,3 @@ def _ints(values: object) -> Int64Array:
         (ABSENT if value is None else value for value in values),  # type: ignore[attr-defined]
         np.int64,
     )
-
-
-def _floats(values: Sequence[float | None]) -> Floats:
-    return np.array([np.nan if value is None else value for value in values], np.float64)

@@ -35,6 +35,7 @@ from distprof.ingest.training_logs.grammar import (
     has_lost,
     line_around,
     s_to_ns,
+    slow_rank,
     stamp_s,
     to_float,
 )
@@ -74,12 +75,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     rate: float | None = None
 
 
-_OF_EPOCHS = re.compile(
-    r"(?i)\bepoch[_ ](?:\d{1,6} )?(?:took|times?\b|takes)|\b(?:per|each) epoch\b"
-)
 _WORK = {"", "computation", "forward", "backward", "optimizer", "generation", "sampling"}
-_COLUMN = r"[a-z_]{2,30}(?:\([a-z]{1,3}\))?"
-_COLUMNS = re.compile(rf"(?m)^[^\S\n]*({_COLUMN}(?:[^\S\n]+{_COLUMN}){{2,30}})$")
 
 
 def _phases(text: bytes) -> Iterator[tuple[str, float, bool]]:
@@ -120,13 +116,13 @@ class PhasesGrammar(Grammar):
     def take(self, block: bytes) -> None:
         """Read phases with their times, or a table with a column for each phase."""
         text = block.decode("utf-8", "replace")
-        self.name += " of epochs" * bool(_OF_EPOCHS.search(text))
+        self.name += " of epochs" * bool(_PATTERNS["of_epochs"].search(block))
         if _PATTERNS["compared"].search(block):  # times of several ways
             return
         texts = [text]
-        if head := _COLUMNS.search(text):
-            names = head[1].split()
-            rows = (line.split()[-len(names) :] for line in text[head.end() :].splitlines())
+        if head := _PATTERNS["columns"].search(block):
+            names, below = head[1].decode().split(), block[head.end() :].decode("utf-8", "replace")
+            rows = (line.split()[-len(names) :] for line in below.splitlines())
             named = (zip(names, row, strict=False) for row in rows)
             table = "\n".join(" ".join(f"{name}: {value}" for name, value in row) for row in named)
             texts.insert(0, table)
@@ -182,6 +178,7 @@ class NamedNumbersGrammar(Grammar):
             report = _read(line)
             if report is not None:
                 self._found.append(report)
+                self.mfu += (float(share) / 100 for share in _PATTERNS["mfu"].findall(line))
                 self.num_not_finite += has_lost(line)
 
     def finish(self) -> None:
@@ -192,7 +189,11 @@ class NamedNumbersGrammar(Grammar):
         factor = self._factor(found)
         span = round(median(b.number - a.number for a, b in pairwise(found)))
         usual = median([one.time for one in found if one.time is not None] or [0.0]) * factor
-        is_of_step = found[0].is_bare and not (_is_left(found) or _is_since_start(found))
+        is_of_each = not (_is_left(found) or _is_since_start(found))
+        if is_of_each:
+            of = ((one.row.rank, {"": one.time, **one.phases}.items()) for one in self._found)
+            self.notes += slow_rank((n, rank, s_to_ns(t)) for rank, each in of for n, t in each)
+        is_of_step = found[0].is_bare and is_of_each
         if span > 1 and is_of_step and _by_stamps(found) is None:
             is_of_all = usual >= _LONG_S and span >= _MANY
             factor /= span if is_of_all else 1
@@ -287,9 +288,10 @@ def _rates(line: bytes) -> dict[str, float]:
     found: dict[str, float] = {}
     for order in ("rate_behind_its_name", "rate_in_a_list", "rate_before_its_name"):
         for match in _PATTERNS[order].finditer(line):
-            value = to_float(match["value"].rstrip(b".,"))
+            value = to_float(match["value"].rstrip(b".,k"))
             if value is None or value <= 0:
                 continue
+            value *= 1e3 if match["value"].endswith(b"k") else 1
             what = match["what"] or match["short"]
             if what.startswith((b"tok", b"tps", b"wps")):
                 name = "tokens_per_s_per_device" if match["each"] else "tokens_per_s"
@@ -336,7 +338,9 @@ def per_number(found: list[Report]) -> list[float | None]:
 def _durations(found: list[Report], factor: float) -> list[float | None]:
     """Seconds per step: as printed, from the time since the start, or from a rate of steps."""
     if _is_left(found):  # The first ones are guesses.
-        late = [*takewhile(lambda one: 2 * one.number >= found[-1].number, reversed(found))]
+        ticks = [b for a, b in pairwise(found) if a.time != b.time][::-1]  # as minutes may be whole
+        late = [*takewhile(lambda one: 2 * one.number >= found[-1].number, ticks)]
+        late = late if len(late) > 1 else ticks
         passed = (late[-1].time or 0.0) - (late[0].time or 0.0)
         steps = late[0].number - late[-1].number
         mean = passed * factor / steps if steps else None
@@ -363,11 +367,12 @@ def _is_since_start(found: list[Report]) -> bool:
     spans = [(b.number - a.number, (b.time or 0.0) - (a.time or 0.0)) for a, b in pairwise(late)]
     each = [time / steps for steps, time in spans if steps > 0] or [0.0]
     is_even = max(each) < _STEADY * min(each) and times[-1] > _STEADY * times[0]
-    whole = median(each) * found[-1].number
-    is_all = is_even and len(each) > 1 and whole / _STEADY < times[-1] < whole * _STEADY
+    slope = (times[-1] - (late[0].time or 0.0)) / max(found[-1].number - late[0].number, 1)
+    is_all = times == sorted(times)
+    is_all &= times[-1] / _STEADY < slope * found[-1].number < times[-1] * _STEADY
+    is_far = max(times) > 2 * max(min(times), 1e-9)
     falls = [b.number < a.number for a, b in pairwise(found)]
     as_numbers = all((b < a) == fall for (a, b), fall in zip(pairwise(times), falls, strict=True))
-    is_far = max(times) > 2 * max(min(times), 1e-9)
     return is_all or (found[0].is_bare and (is_even or (as_numbers and is_far)))
 
 

@@ -34,7 +34,7 @@ from distprof.ingest.training_logs.grammar import (
 )
 from distprof.ingest.training_logs.named_numbers import NamedNumbersGrammar, PhasesGrammar
 from distprof.ingest.training_logs.reports import Reports
-from distprof.ingest.training_logs.tables import ColumnsGrammar, GoldenValues
+from distprof.ingest.training_logs.tables import ColumnsGrammar, read_series
 from distprof.ingest.training_logs.trainers import BarGrammar, LightningGrammar, compare
 from distprof.ingest.wrapped import unwrapped
 from distprof.run.logs import TrainingLog
@@ -118,9 +118,7 @@ def read_training_log(source: str) -> TrainingLog:
 
 def _read(source: str, *, keeps_labels: bool) -> TrainingLog:
     if source.lower().endswith(_JSON):
-        series = GoldenValues()
-        series.read(source)
-        return to_log(series, (), (source,), 0) if series.rows else _refuse(source, "no times")
+        return to_log(read_series(source), (), (source,), 0)
     found: tuple[Grammar, ...]
     try:
         with opened(source, keeps_labels=keeps_labels) as stream:
@@ -169,11 +167,13 @@ def _with_words(log: TrainingLog, start: bytes) -> TrainingLog:
 
 
 def _with_phases(chosen: Grammar | None, start: bytes) -> Grammar | None:
-    """What someone typed or printed next to a bar, instead of the bar: phases, or iterations."""
-    if not isinstance(chosen, BarGrammar) or len(start) == _SMALL:
+    """What is typed or printed between bars or steps, instead of those: phases, or iterations."""
+    kinds = (BarGrammar, NamedNumbersGrammar)
+    is_long = len(start) == _SMALL and isinstance(chosen, BarGrammar)
+    if not isinstance(chosen, kinds) or chosen.timers or is_long:
         return chosen
     shown = [row.duration_ns for row in chosen.rows if row.duration_ns]
-    wholes = [(row.duration_ns or 0) * (row.span or 1) for row in chosen.rows]
+    wholes = [row.duration_ns * (row.span or 1) for row in chosen.rows if row.duration_ns]
     for other, ratio in ((PhasesGrammar(), _ALIKE), (NamedNumbersGrammar(), _LIKELY)):
         other.take(_PATTERNS["line_of_a_bar"].sub(b"", start))
         other.finish()
@@ -181,7 +181,7 @@ def _with_phases(chosen: Grammar | None, start: bytes) -> Grammar | None:
         is_better = isinstance(other, PhasesGrammar) or len(times) > len(shown) + 1
         if shown and times and is_better and 1 / ratio < median(times) / shown[-1] < ratio:
             return other
-        if len(times) >= _FEWEST and 1 / _ALIKE < median(times) / median(wholes) < _ALIKE:
+        if shown and len(times) >= _FEWEST and 1 / _ALIKE < median(times) / median(wholes) < _ALIKE:
             return other  # each of its steps holds a whole bar
     return chosen
 

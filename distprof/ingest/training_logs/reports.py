@@ -28,10 +28,10 @@ from distprof.ingest.training_logs.grammar import (
     Grammar,
     Row,
     TimerValues,
+    byte_patterns,
     clock_s,
     has_lost,
     line_around,
-    ms_to_ns,
     s_to_ns,
     stamp_s,
     to_float,
@@ -46,7 +46,11 @@ _FEWEST_PARTS = 3
 _MOST_ERROR = 0.05  # of a mean that follows from others
 _MANY = 4
 _LEAST_OF_HOURS = 7_200.0  # ms between elapsed hours, whose four decimals are right to 5 % of it
+_ELAPSED = (("elapsed_h", 3.6e6), ("elapsed_s", 1e3), ("elapsed_ms", 1.0))
 _MAX_RATES = 100_000
+_SAMPLES, _TIME = b"consumed samples: ", b"elapsed time per iteration (ms):"
+_PATTERNS = byte_patterns("trainers.toml")
+
 _HALF = 0.5e-3  # of the last digit of a rate
 _WHOLE, _PRINTED = 1, 2  # worth of reports that are made of timers, and of those that are printed
 
@@ -303,11 +307,13 @@ class ReportGrammar(Grammar):
         """Number, duration and span of a report; adds the samples per second to its values."""
         number, span, rate = _number(values), wording.span, values.get("per_s", 0.0)
         ns = s_to_ns(1 / rate if rate > 0 else values.get("s"))
-        ns = ms_to_ns(values["ms"]) if "ms" in values else ns
+        ns = s_to_ns(values["ms"] / 1e3) if "ms" in values else ns
+        if number and "whole_s" in values and not rate:
+            ns, span = s_to_ns(values["whole_s"] / number), whole_number(number)
         if ns and number is not None and "first" in values:
             span = whole_number(number - values["first"] + 1)
             ns //= max(span or 1, 1)
-        elapsed, samples, batch = (values.get(name) for name in ("elapsed_ms", "samples", "batch"))
+        samples, batch = values.get("samples"), values.get("batch")
         if batch is not None and 1 <= batch < MAX_COUNT:
             self.facts["global_batch_size"] = int(batch)
         if "tokens" in values and values.get("tokens_per_s", 0.0) > 0:
@@ -316,8 +322,7 @@ class ReportGrammar(Grammar):
             batch = self.facts.get("global_batch_size")
             number = samples / batch if batch else None
         is_of_wall, least = "elapsed_s" in values, _LEAST_OF_HOURS if "elapsed_h" in values else 0.0
-        elapsed = values["elapsed_s"] * 1e3 if is_of_wall else elapsed
-        elapsed = values["elapsed_h"] * 3.6e6 if least else elapsed
+        elapsed = next((values[name] * ms for name, ms in _ELAPSED if name in values), None)
         if elapsed is not None and number is not None:
             since, of = self._since(number, elapsed, is_of_wall=is_of_wall, least=least)
             if not ns or (since and ns > IMPOSSIBLE * since):
@@ -345,7 +350,9 @@ class ReportGrammar(Grammar):
         if before is None or number <= before[0] or elapsed < before[1]:
             return None, None
         span = number - before[0]
-        return ms_to_ns((elapsed - before[1]) / span) if span >= 1 else None, whole_number(span)
+        return s_to_ns((elapsed - before[1]) / span / 1e3) if span >= 1 else None, whole_number(
+            span
+        )
 
 
 class Reports:
@@ -358,16 +365,20 @@ class Reports:
 
     def take(self, block: bytes) -> None:
         """Read a block of whole lines."""
-        full = {name for name, grammar in self.grammars.items() if grammar.is_full}
+        if block.count(_SAMPLES) > block.count(_TIME):
+            block = _PATTERNS["wrapped"].sub(_joined, block)
         for start, end, wording in _lines(block, self._signs):
             grammar = self.grammars[wording.program]
             line = None if grammar.is_full else _compiled(wording.line).match(block, start, end)
             if line is not None:
                 record = block[_first(block, start, wording) : _last(block, end, wording)]
                 grammar.take_record(wording, record, line)
-        if any(grammar.is_full and name not in full for name, grammar in self.grammars.items()):
-            rows = wordings()
-            self._signs = Signs(tuple(r for r in rows if not self.grammars[r.program].is_full))
+
+
+def _joined(wrapped: re.Match[bytes]) -> bytes:
+    """One line, which a terminal broke within words, or a page between them."""
+    parts = wrapped[0].split(b"\n")
+    return b"".join(parts) if _TIME in b"".join(parts) else b" ".join(parts)
 
 
 def _between(means: Sequence[_Means]) -> list[_Means]:
@@ -409,8 +420,8 @@ def _phases(wording: Wording, record: bytes, line: re.Match[bytes]) -> dict[str,
         name = label.decode("ascii", "replace")
         for old, new in wording.renamed.items():
             name = name.replace(old, new)
-        ns = ms_to_ns(to_float(next(filter(None, values), None)))
-        if ns is not None:
+        ms = to_float(next(filter(None, values), None))
+        if ms is not None and (ns := s_to_ns(ms / 1e3)) is not None:
             found[name] = ns
     return found
 
@@ -430,9 +441,11 @@ def _lines(block: bytes, signs: Signs[Wording]) -> Iterator[tuple[int, int, Word
 def _first(block: bytes, start: int, wording: Wording) -> int:
     """Start of the record: the line before the indented lines before this one."""
     for _ in range(wording.less):
-        if start <= 0 or not (wording.is_loose or block[start : start + 1] in b" \t"):
-            break
-        start = block.rfind(b"\n", max(start - _MAX_LINE, 0), start - 1) + 1
+        before = block.rfind(b"\n", max(start - _MAX_LINE, 0), max(start - 1, 0)) + 1
+        is_part = wording.is_loose or block[start : start + 1] in b" \t"
+        if start <= 0 or not is_part or _compiled(wording.line).match(block, before, start):
+            break  # at the record before it, at the latest
+        start = before
     return start
 
 

@@ -25,7 +25,6 @@ from distprof.ingest.training_logs.grammar import (
     NOTES,
     Grammar,
     Row,
-    s_to_ns,
     to_float,
     whole_number,
 )
@@ -97,13 +96,14 @@ class ColumnsGrammar(Grammar):
             if entry is None or found is None:
                 self.num_unknown += 1
             else:
-                self._take(entry, found)
+                self.take_entry(entry, found)
         if found is not None and found.timers:
             self.name = "Ascend's profiler"
         elif found is not None and not any(found.times[0].lower().endswith(u) for u in _UNITS if u):
             self.notes.append(NOTES["column_without_unit"].format(found.times[0]))
 
-    def _take(self, entry: Mapping[str, Any], columns: _Columns) -> None:
+    def take_entry(self, entry: Mapping[str, Any], columns: _Columns) -> None:
+        """Add a row of a table."""
         times = [_float(entry.get(name)) for name in columns.times]
         ns = sum(time or 0.0 for time in times) * columns.unit_ns
         number = _float(entry.get(columns.step))
@@ -151,32 +151,22 @@ BOUND = Bound(
     depth=1_000,
 )
 
-
-_SERIES_OF_TIMES = ("iteration-time", "iteration_timing_avg", "iteration-time-s")
-_SERIES_OF_LOSSES = ("lm loss", "lm-loss")
+_SERIES = ("iteration-time", "iteration_timing_avg", "iteration-time-s")
 
 
-class GoldenValues(Grammar):
-    """Series by iteration."""
-
-    name: str = "the series of a Megatron-LM test"
-
-    def read(self, source: str) -> None:
-        """Read all iterations; InputError if it is not such a table, or is too large."""
-        series = decoded(source, BOUND, dict[str, Any], _refuse)
-        times = next((series[name] for name in _SERIES_OF_TIMES if name in series), None)
-        if times is None:
-            names = ", ".join(sorted(map(str, series))[:10])
-            _refuse(source, f"no {_SERIES_OF_TIMES[0]!r} among {names}")
-        loss = dict(_values(next((series[n] for n in _SERIES_OF_LOSSES if n in series), None)))
-        for number, value in _values(times):
-            ns = s_to_ns(value)
-            if ns is None:
-                self.num_unknown += 1
-            else:
-                self.add(Row(iteration=number, duration_ns=ns, span=1, loss=loss.get(number)))
-        if self.num_unknown:
-            self.notes.append(f"Skipped values that are not times: {self.num_unknown:,}.")
+def read_series(source: str) -> ColumnsGrammar:
+    """All iterations; InputError if it is no such table, is too large or holds no times."""
+    found = ColumnsGrammar(name="the series of a Megatron-LM test")
+    series = decoded(source, BOUND, dict[str, Any], _refuse)
+    if not (times := [name for name in _SERIES if name in series]):
+        _refuse(source, f"no {_SERIES[0]!r} among {', '.join(sorted(map(str, series))[:10])}")
+    loss = dict(_values(series.get("lm loss") or series.get("lm-loss")))
+    for number, value in _values(series[times[0]]):
+        entry = {"step": number, "time": value, "loss": loss.get(number)}
+        found.take_entry(entry, _Columns("step", ("time",), 1e9))
+    if found.num_unknown:
+        found.notes.append(f"Skipped values that are not times: {found.num_unknown:,}.")
+    return found if found.rows else _refuse(source, "no times")
 
 
 def _values(series: Any) -> list[tuple[int, float | None]]:

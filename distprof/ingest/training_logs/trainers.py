@@ -8,6 +8,7 @@ Progress bars of programs that print no times::
 from __future__ import annotations
 
 import re
+from collections import Counter
 from functools import lru_cache
 from itertools import pairwise
 from statistics import median
@@ -50,6 +51,7 @@ _FEWEST_RISING_SECONDS, _RISEN = 5, 1.3  # Of a span, and ratio of each to the o
 _SEEN_LATE = 2  # If this count is the first one shown twice, the one before was seen at its end.
 _SLOW_START = 2  # Ratio of the first steps to later ones from which they are a warm-up.
 
+_LEAST_HELD, _MOST_HELD = 0.1, 1.1  # Share of a step in the bars that it holds.
 _FAR_LONGER = 10
 """Of bars without labels of a training, one with a name is meant if it ran this much longer."""
 
@@ -85,6 +87,8 @@ class BarGrammar(Grammar):
     _num_rows: int = 0  # of all bars
     _bars: tuple[dict[tuple[bytes, int], _Bar], ...] | None = None  # with a name; without
     _paused_s: float = 0.0  # evaluations between bars
+    _shown: tuple[bytes, int] = b"", 0  # what the last one showed
+    _ends: list[tuple[bytes, int]] = msgspec.field(default_factory=list)  # of whole bars
 
     def take(self, block: bytes) -> None:
         """Follow each bar."""
@@ -100,7 +104,8 @@ class BarGrammar(Grammar):
             total = total if total.isdigit() else b"%d" % MAX_COUNT
             name, is_plain, is_of_training, is_of_epochs = _label(before)
             is_of_epochs |= b"epoch" in unit
-            if int(total) < (_MIN_SPAN if is_of_training or is_of_epochs else _MIN_STEPS):
+            least = _MIN_SPAN if is_of_training or is_of_epochs else _MIN_STEPS
+            if int(total) < (1 if _PATTERNS["of_rollouts"].match(before) else least):
                 continue
             second = int(hours or 0) * 3600 + int(minutes) * 60 + int(seconds)
             bars = self._bars[is_plain]
@@ -109,6 +114,10 @@ class BarGrammar(Grammar):
                 continue
             if bar is None:
                 bar = bars[name, int(total)] = _Bar(*(int(step), second) * 3)
+            if step == total and self._shown != (before, int(step)):
+                name = before.partition(b" [")[0].strip(b": ")
+                self._ends += [(name, second)] * (len(self._ends) < _MAX_RATES)
+            self._shown = before, int(step)
             if int(step) == bar.last_step < int(total) and second > bar.last_second:
                 if len(bar.seen) == _SEEN_LATE:
                     bars[name, int(total)] = _Bar(*bar.seen[-1] * 3, seen=bar.seen)
@@ -157,10 +166,13 @@ class BarGrammar(Grammar):
             if label and not longest.is_of_training and _seconds(named[other]) > least:
                 longest = named[other]
                 self.name = f"the progress bar “{plain(label[:-1].decode('utf-8', 'replace'))}”"
+            longest, phases = self._with_rollouts(longest, [*named.values(), *bars.values()])
             # Few spans of a bar that is first seen late do not tell a slow start.
             is_late = longest.first_step >= _MIN_STEPS and len(longest.rows) < _FEWEST_SPANS
             self.rows = (not is_late and longest.rows) or _whole(longest) or _printed(longest)
-            self.rows = self.rows or _whole(longest, 2) or _since_start(longest)
+            self.rows = self.rows or _whole(longest, 2)
+            if not self.rows and (number := longest.last_step) >= _MIN_STEPS:  # that shows no rate
+                self.rows = [Row(number, s_to_ns(longest.last_second / number), number)]
             self.rows = (len(self.rows) < _FEWEST_SPANS and _rising(longest)) or self.rows
             self._add_start(longest)
             if len(bars) > 1 and not any(b.is_of_training or b.is_of_epochs for b in bars.values()):
@@ -173,14 +185,31 @@ class BarGrammar(Grammar):
             ]
             each = [_seconds(bar) + bar.seen[0][1] for bar in (*evaluations, longest)]
             share = sum(each[:-1]) / (sum(each) or 1)
-            if longest not in evaluations and share >= LEAST_EVALUATION:
+            if longest not in evaluations and share >= LEAST_EVALUATION and not phases:
                 self.notes.append(NOTES["evaluation"].format(format_ratio(share)))
             passed, span = _seconds(longest), longest.last_step - longest.first_step
             if span and LEAST_EVALUATION * passed < self._paused_s < passed:
                 ns = s_to_ns((passed - self._paused_s) / span)
                 self.rows = [Row(iteration=longest.last_step, duration_ns=ns, span=span)]
                 self.notes.append(NOTES["evaluation"].format(format_ratio(self._paused_s / passed)))
+            self.add_seconds(phases)
         self.notes.append(NOTES["bar"].format(_MIN_SECONDS))
+
+    def _with_rollouts(self, longest: _Bar, bars: list[_Bar]) -> tuple[_Bar, dict[str, float]]:
+        """The bar of which each step holds those of rollouts and others, and their seconds."""
+        outer = max(bars, key=lambda bar: bar.last_second / max(bar.last_step, 1))
+        num = len({step for step, _ in outer.seen if step}) or 1
+        whole, seconds = outer.last_second / max(outer.last_step, 1), dict[bytes, float]()
+        for name, count in Counter(name for name, _ in self._ends).items():
+            each = median(second for other, second in self._ends if other == name)
+            if each <= whole and not _PATTERNS["of_evaluation"].search(name):
+                seconds[name] = each * round(count / num)
+        is_held = _LEAST_HELD * whole < sum(seconds.values()) <= _MOST_HELD * whole
+        if outer.is_of_epochs or not (
+            is_held and any(map(_PATTERNS["of_rollouts"].match, seconds))
+        ):
+            return longest, {}
+        return outer, {plain(name.decode("utf-8", "replace")): s for name, s in seconds.items()}
 
     def _add_start(self, bar: _Bar) -> None:
         """What passed before a bar is first seen: a slow start, or else another usual time."""
@@ -293,14 +322,6 @@ def _rising(bar: _Bar) -> list[Row]:
     return rows if is_rising and len(rows) >= _FEWEST_SPANS else []
 
 
-def _since_start(bar: _Bar) -> list[Row]:
-    """The mean since the start, of a bar that shows no rate."""
-    number = bar.last_step
-    if number < _MIN_STEPS:
-        return []
-    return [Row(iteration=number, duration_ns=s_to_ns(bar.last_second / number), span=number)]
-
-
 # Lightning ----------------------------------------------------------------------------------------
 
 _BATCH = "run_training_batch"
@@ -342,21 +363,24 @@ class LightningGrammar(Grammar):
 
     def take(self, block: bytes) -> None:
         """Read actions: their mean times, or their total times and numbers of calls."""
-        for name, mean, calls, total in _PATTERNS["action"].findall(block):
-            each, whole = to_float(mean), to_float(total)
-            count = int(calls) if calls else round(whole / each) if whole and each else 0
+        found = _PATTERNS["action"].findall(block)
+        found += ((name, b"", *rest[::-1]) for name, *rest in _PATTERNS["stats"].findall(block))
+        for name, mean, calls, total in found:
+            each, whole, count = to_float(mean), to_float(total), int(calls or 0)
+            count = count or (round(whole / each) if whole and each else 0)
+            each = each if mean or not whole or not count else whole / count
             self._means[name.decode("utf-8", "replace")] = (each, count)
-        for name, total, calls in _PATTERNS["stats"].findall(block):
-            seconds, count = to_float(total), int(calls)
-            if seconds is not None and count:
-                self._means[name.decode("utf-8", "replace")] = (seconds / count, count)
 
     def finish(self) -> None:
         """A batch and its loading make an iteration."""
         means = self._means
         steps = [each for name, each in means.items() if _STEP.search(name)]  # with the passes
         longest = max(steps, key=lambda each: each[0] or 0.0, default=None)
-        seconds, count = means.get(_BATCH) or longest or self._of_parts()
+        parts = [means.get(name, (0.0, 0)) for name in _PARTS]
+        count = min(num for _, num in parts[:2])
+        total = sum((mean or 0.0) * num for mean, num in parts)
+        of_parts = (total / count if count else None), count
+        seconds, count = means.get(_BATCH) or longest or of_parts
         if seconds is None or not count:
             return
         whole = {
@@ -367,12 +391,3 @@ class LightningGrammar(Grammar):
         seconds += sum(each for name, each in whole.items() if name.endswith(_NEXT))
         self.add(Row(iteration=count, duration_ns=s_to_ns(seconds), span=count))
         self.add_seconds(whole)
-
-    def _of_parts(self) -> tuple[float | None, int]:
-        """Seconds and number of batches from their parts."""
-        known = {name: self._means[name] for name in _PARTS if name in self._means}
-        if _PARTS[0] not in known or _PARTS[1] not in known:
-            return None, 0
-        count = known[_PARTS[0]][1]
-        total = sum((mean or 0.0) * calls for mean, calls in known.values())
-        return (total / count if count else None), count

@@ -384,7 +384,8 @@ def gradient_reduction_by_log(
     from distprof.sections.training_log.show import reduction  # drawing needs numpy, rules do not
 
     timer, ratio, of = reduction(log)
-    if timer is None or ratio < limits["share"] or stragglers.ranks:  # a trace says more
+    is_late = stragglers.ranks or any(note.startswith("Rank ") for note in log.unavailable)
+    if timer is None or ratio < limits["share"] or is_late:  # which says more
         return
     whole = timer.mean_ns / ratio
     covers_all = log.mean_ns is not None and math.isclose(whole, log.mean_ns, rel_tol=_SAME_SPAN)

@@ -207,7 +207,7 @@ def _slow_span(number: Int64Array, ns: Int64Array, span: Floats) -> SlowPeriod |
     bounds = np.flatnonzero(np.diff(np.concatenate(([False], is_slow, [False])).astype(np.int8)))
     rows = [(a, b) for a, b in bounds.reshape(-1, 2).tolist() if b - a >= FEWEST_BLOCKS]
     if not rows:
-        return None
+        return _among_few(number, ns, span) if len(ns) < MOST_BLOCKS else None
     jumps = np.flatnonzero(blocks[1:] > SLOWER_RATIO * blocks[:-1])
     if is_slow[-1] and len(jumps) > 1 and (blocks[1:] > blocks[:-1] / SLOWER_RATIO).all():
         return None  # several steps up and none down: a schedule of batches or sequence lengths

@@ -42,6 +42,7 @@ _MOST_APART = 4  # Ratio of all reports to those of the smaller group
 
 _SHORT = "GPU memory is short"
 _FIRST = (
+    "Rank ",
     "Evaluation takes",
     "Later ",
     "The loss is NaN or infinite",
@@ -71,11 +72,12 @@ def training_verdict(report: Report) -> VerdictText:
         time = f"{_what(log)} takes {format_duration(log.mean_ns)}"
         first = nccl_line[:1] if nccl_line[1:2].isupper() else nccl_line[:1].lower()
         line, nccl_line = f"{time}; {first}{nccl_line[1:]}", ""
-    elif log.mean_ns is not None and log.idle_ratio is None and not _shares(log):
+    elif not (log.mean_ns is None or log.idle_ratio or _shares(log) or line.startswith("Rank ")):
         undecided = _undecided(log)
     why = (
         *undecided,
-        *(_waiting(log), _reducing(log), _advice(log), slower_sentence(log)),
+        *(_waiting(log), _reducing(log)),
+        *(_TABLE["slow_rank"] if line.startswith("Rank ") else _advice(log), slower_sentence(log)),
         *(_slow_sentence(log), f"Throughput: {rates}." if (rates := rate_text(log)) else ""),
         *(nccl_line, *(told(report.nccl, "connections") if nccl_line else ()), _left_out(log)),
         *(note for note in log.unavailable if note.startswith(_TOLD[: -1 if is_short else None])),
@@ -148,10 +150,12 @@ def _what(log: TrainingLogResult) -> str:
 
 
 def _line(log: TrainingLogResult) -> str:
+    use = next((n.removeprefix(USE) for n in log.unavailable if n.startswith(USE)), "")
     if log.mean_ns is None:
+        first = slower_sentence(log) or (f"The training reaches {use}." if use else "")
         no_times = f"The log of {log.origin} has no iteration times."
         why = f"{no_times} To see where time goes, record a trace with distprof capture -- COMMAND."
-        return f"{fall} {why}" if (fall := slower_sentence(log)) else why
+        return f"{first} {why}" if first else why
     usual, mean = format_duration(log.median_ns), format_duration(log.mean_ns)
     time = f"{_what(log)} takes {mean}"
     if _is_skewed(log):
@@ -161,7 +165,6 @@ def _line(log: TrainingLogResult) -> str:
         time = f"{_what(log)} usually takes {usual}, but {longest}: that makes the mean {mean}"
     elif modes := _modes(log):
         time = f"{time}: {modes}"
-    use = next((n.removeprefix(USE) for n in log.unavailable if n.startswith(USE)), "")
     if log.idle_ratio is None:
         use = f", at {use}" if use and not _is_skewed(log) else ""
         if any(note.startswith(_SHORT) for note in log.unavailable):

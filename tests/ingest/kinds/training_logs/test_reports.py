@@ -79,6 +79,7 @@ def test_the_example_yields_its_values_and_no_other_program_takes_it(wording):
     assert row.iteration == (None if number is None else number + epoch * of)
     span = number - values.pop("first", number) + 1 if number else 1
     seconds = [values.pop(n) * f / span for n, f in (("ms", 1e-3), ("s", 1)) if n in values]
+    seconds += [values.pop("whole_s") / number] if "whole_s" in values and number else []
     seconds += [1 / values.pop("per_s")] if "per_s" in values else []
     seconds += [values.pop("tokens") / values["tokens_per_s"]] if "tokens" in values else []
     assert (row.duration_ns or 0) == pytest.approx(1e9 * sum(seconds))
