@@ -413,10 +413,11 @@ def _pauses(
 ) -> list[str]:
     """A note on time between reports that is far longer than that of their iterations."""
     spans = [(rows[end].iteration or 0) - (rows[start].iteration or 0) for start, end, _ in ticks]
+    most_span = _GAP * median(spans)  # else some reports between are left out
     longer = [
         ((ns - each) * span, rows[at].iteration)
         for (at, _, ns), each, span in zip(ticks, usual.tolist(), spans, strict=True)
-        if ns > ratio * each > 0
+        if ns > ratio * each > 0 and span < most_span
     ]
     lost = sum(ns for ns, _ in longer)
     share = lost / sum(tick[2] * span for tick, span in zip(ticks, spans, strict=True))

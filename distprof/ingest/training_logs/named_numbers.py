@@ -287,7 +287,7 @@ def _rates(line: bytes) -> dict[str, float]:
     found: dict[str, float] = {}
     for order in ("rate_behind_its_name", "rate_in_a_list", "rate_before_its_name"):
         for match in _PATTERNS[order].finditer(line):
-            value = to_float(match["value"].rstrip(b".,"))
+            value = to_float(match["value"].rstrip(b".,").replace(b"k", b"e3"))
             if value is None or value <= 0:
                 continue
             what = match["what"] or match["short"]

@@ -39,8 +39,8 @@ from distprof.ingest.training_logs.grammar import (
 )
 from distprof.units import NS_PER_S, format_ratio
 
-_MULTIPLES = {b"K": 1e3, b"M": 1e6, b"B": 1e9, b"s": 1.0, b"ms": 1e-3, b"us": 1e-6}
-_SUFFIX = re.compile(rb" ?([KMB]|[mu]?s)(?<=s)?(?:ec(?:ond)?s?)?$")
+_MULTIPLES = {b"k": 1e3, b"K": 1e3, b"M": 1e6, b"B": 1e9, b"s": 1.0, b"ms": 1e-3, b"us": 1e-6}
+_SUFFIX = re.compile(rb" ?([kKMB]|[mu]?s)(?<=s)?(?:ec(?:ond)?s?)?$")
 _MAX_LINE, _MAX_START = 8_000, 200
 _FEWEST_PARTS = 3
 _MOST_ERROR = 0.05  # of a mean that follows from others

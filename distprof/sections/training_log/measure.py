@@ -128,13 +128,16 @@ def _times(log: TrainingLog) -> dict[str, Any]:
 def _weights(number: Int64Array, ns: Int64Array, span: Int64Array) -> Floats:
     """Weight of each report: the iterations that it is the mean of.
 
-    Of single ones at regular numbers, far longer ones at rounder numbers stand for themselves, and
-    the others for all between: an evaluation or a checkpoint comes when a report does.
+    Of single ones at regular numbers, far longer ones at rounder numbers, or at a distance of their
+    own, stand for themselves, and the others for all between: an evaluation comes when a report
+    does, and an epoch begins with one.
     """
     every = int(np.median(np.diff(number))) if len(number) > 1 else 1
     is_far = (ns > _FAR * near(ns)) & (span == 1) & (number != ABSENT)
-    is_round = every > 1 and (number[is_far] % (_ROUNDER * every) == 0).all()
-    return np.where(is_far & is_round, 1 / max(every, 1), span)
+    gaps = np.diff(number[is_far])
+    is_round = (number[is_far] % (_ROUNDER * max(every, 1)) == 0).all()
+    is_round |= len(gaps) > 1 and gaps.min() > every and not (gaps % gaps.min()).any()
+    return np.where(is_far & is_round & (every > 1), 1 / max(every, 1), span)
 
 
 # Slow iterations ----------------------------------------------------------------------------------
