@@ -10,11 +10,13 @@ from numpy.typing import NDArray
 
 from distprof.artefacts.record import shared_fields
 from distprof.costs.pipeline import bubble_fraction
-from distprof.ingest.training_logs.grammar import NOTES, near
+from distprof.ingest.training_logs.grammar import MAX_COUNT, NOTES, near
 from distprof.run.logs import TrainingLog
 from distprof.run.run import Run
 from distprof.schema import ABSENT, Floats, Int64Array
+from distprof.sections.table import counted
 from distprof.sections.training_log import (
+    INPUT_TIMER,
     MIN_RECURRING,
     ONLY_FIRST,
     SlowIteration,
@@ -50,6 +52,7 @@ _RATES = ("samples_per_s", "printed_samples_per_s", *_TOKENS, "tflops")
 _MAX_PERIODS = 20
 _MOST_OF_IT = 1.1  # Ratio of a timer to the iteration that contains it, as far as digits go.
 _MOST_ACCUMULATED, _FOR_STEP = 16, 2.5  # Micro-batches, and ratio of the one with the optimizer.
+_LONG_WAIT_NS, _LONG_WAIT = 60_000_000_000, 0.5  # A first wait, also as a ratio to the rest.
 _COMPUTE = ("forward-compute", "backward-compute")
 _EMBEDDING = ("backward-embedding-all-reduce", "embedding-grads-all-reduce")
 _TO_LATER = ("forward-send", "backward-recv", "forward-send-backward-recv")
@@ -400,8 +403,20 @@ def _median(values: Floats) -> float | None:
     return float(np.median(known)) if len(known) else None
 
 
+def _first_wait(log: TrainingLog) -> list[str]:
+    """A note on a long wait for input in the first report, which does not count."""
+    reports = np.flatnonzero(log.duration_ns != ABSENT)[:1]
+    waits = next((ns[reports] for name, ns in log.timers.items() if INPUT_TIMER.search(name)), None)
+    if waits is None or not len(waits) or log.is_steady[reports[0]]:
+        return []
+    count = min(int(log.span[reports[0]]), int(log.iteration[reports[0]]) % MAX_COUNT + 1)
+    lost, whole = int(waits[0]) * count, float((log.duration_ns * log.span)[log.is_steady].sum())
+    is_long = lost > max(_LONG_WAIT_NS, _LONG_WAIT * whole)
+    return [NOTES["first_wait"].format(counted(count, log.unit), format_duration(lost))] * is_long
+
+
 def _limits(log: TrainingLog, timers: tuple[TrainingTimer, ...]) -> tuple[str, ...]:
-    limits = list(log.notes)
+    limits = [*log.notes, *_first_wait(log)]
     if not (log.duration_ns != ABSENT).any():
         limits.append("The log has no iteration times.")
     elif int(np.median(log.span)) > 1:

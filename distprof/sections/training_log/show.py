@@ -43,6 +43,7 @@ _MOST_APART = 4  # Ratio of all reports to those of the smaller group
 _SHORT = "GPU memory is short"
 _FIRST = (
     "Evaluation takes",
+    "Input took",
     "Later ",
     "The loss is NaN or infinite",
     "Pauses between reports take",
