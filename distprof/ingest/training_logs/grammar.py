@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -253,10 +253,7 @@ _LARGEST = 1 << 31
 
 def best_of(grammars: Sequence[Grammar]) -> Grammar | None:
     """The first grammar with enough timed reports, or else with any; None without any report."""
-    with_rows = [grammar for grammar in grammars if grammar.rows]
-    if not with_rows:
-        return None
-    return max(with_rows, key=lambda g: (_has_times(g), -grammars.index(g)))
+    return max((one for one in grammars if one.rows), key=_has_times, default=None)
 
 
 OF_THE_JOB = ("GPU memory is short", "torch.compile compiled", "Lightning warns")
@@ -328,9 +325,7 @@ def _of_one_rank(rows: Sequence[Row], notes: list[str]) -> tuple[list[Row], Int6
     ranks = {row.rank for row in rows}
     if len(ranks) < 2 or all(row.rank == row.iteration for row in rows):  # of "10: loss"
         return list(rows), np.arange(len(rows), dtype=np.int64)
-    counts: dict[int | None, int] = {}
-    for row in rows:
-        counts[row.rank] = counts.get(row.rank, 0) + 1
+    counts = Counter(row.rank for row in rows)
     rank = max(counts, key=lambda r: (counts[r], -(r if r is not None else _LARGEST)))
     notes.append(f"{len(ranks):,} ranks printed reports: distprof uses those of rank {rank}.")
     mine = np.fromiter((row.rank == rank for row in rows), bool, len(rows))

@@ -116,9 +116,8 @@ def ideal_sentence(log: TrainingLogResult) -> str:
     """For example ``4 micro-batches on 16 stages leave 78.9 % idle at best``; empty if unknown."""
     if log.ideal_bubble_ratio is None:
         return ""
-    stages = f"{log.mesh['pp']} stages"
-    if log.virtual_stages and log.virtual_stages > 1:
-        stages = f"{log.mesh['pp']} × {log.virtual_stages} stages"
+    virtual = f" × {log.virtual_stages}" if (log.virtual_stages or 1) > 1 else ""
+    stages = f"{log.mesh['pp']}{virtual} stages"
     batches = counted(log.num_micro_batches or 0, "micro-batch")
     return f"{batches} on {stages} leave {format_ratio(log.ideal_bubble_ratio)} idle at best"
 
