@@ -17,7 +17,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
-from itertools import islice, pairwise, takewhile
+from itertools import islice, pairwise
 from statistics import median
 from typing import Any
 
@@ -49,7 +49,7 @@ _PHASES = _PATTERNS["phase"].groupindex.keys() - {"in", "exact", "value", "unit"
 
 _INSIDE = ("reduction of gradients", "communication")  # of the backward pass, perhaps
 _BARE = (b"time", b"elapsed", b"duration", b"elapsed time", b"elapsed_time")
-_STEADY, _FALLING = 1.2, 0.98
+_STEADY, _FALLING, _OFF = 1.2, 0.98, 0.13
 _LONG_S, _MANY = 10.0, 10  # A longer time, of as many steps or more, is that of all of them
 _LEAST_WHOLE = 0.95  # Share of its parts; the name of less is not that of the whole.
 _LEAST_LISTED, _MOST_LISTED = 50, 102  # Percent of an iteration in a list, as far as digits go
@@ -192,7 +192,7 @@ class NamedNumbersGrammar(Grammar):
         factor = self._factor(found)
         span = round(median(b.number - a.number for a, b in pairwise(found)))
         usual = median([one.time for one in found if one.time is not None] or [0.0]) * factor
-        is_of_step = found[0].is_bare and not (_is_left(found) or _is_since_start(found))
+        is_of_step = found[0].is_bare and not (_left(found) or _is_since_start(found))
         if span > 1 and is_of_step and _by_stamps(found) is None:
             is_of_all = usual >= _LONG_S and span >= _MANY
             factor /= span if is_of_all else 1
@@ -335,12 +335,9 @@ def per_number(found: list[Report]) -> list[float | None]:
 
 def _durations(found: list[Report], factor: float) -> list[float | None]:
     """Seconds per step: as printed, from the time since the start, or from a rate of steps."""
-    if _is_left(found):  # The first ones are guesses.
-        late = [*takewhile(lambda one: 2 * one.number >= found[-1].number, reversed(found))]
-        passed = (late[-1].time or 0.0) - (late[0].time or 0.0)
-        steps = late[0].number - late[-1].number
-        mean = passed * factor / steps if steps else None
-        return [*[None] * (len(found) - len(late)), *[mean] * len(late)]
+    if mean := _left(found):
+        is_late = [2 * one.number >= found[-1].number for one in found]
+        return [mean * factor if late else None for late in is_late]
     if _is_since_start(found):
         return [each and each * factor for each in per_number(found)]
     return [
@@ -366,16 +363,31 @@ def _is_since_start(found: list[Report]) -> bool:
     whole = median(each) * found[-1].number
     is_all = is_even and len(each) > 1 and whole / _STEADY < times[-1] < whole * _STEADY
     falls = [b.number < a.number for a, b in pairwise(found)]
-    as_numbers = all((b < a) == fall for (a, b), fall in zip(pairwise(times), falls, strict=True))
+    pairs = [*zip(pairwise(times), falls, strict=True)]
+    rises = [b >= a for (a, b), fall in pairs if not fall]
+    as_numbers = all((b < a) == fall for (a, b), fall in pairs)
+    as_numbers |= sum(rises) >= max(_MANY, _FALLING * len(rises))  # it runs on in the next epoch
     is_far = max(times) > 2 * max(min(times), 1e-9)
     return is_all or (found[0].is_bare and (is_even or (as_numbers and is_far)))
 
 
-def _is_left(found: list[Report]) -> bool:
-    """Whether times are those that remain: they fall, whatever their name, and end near nothing."""
+def _left(found: list[Report]) -> float | None:
+    """Time per step, if times are those that remain: they fall on a line, whatever their name.
+
+    Those of the first half of the steps are guesses, and do not count.
+    """
     known = [one.time for one in found if one.time is not None]
     falls = sum(b <= a for a, b in pairwise(known)) >= _FALLING * (len(known) - 1)
-    return len(known) == len(found) > _MANY and falls and known[-1] < 0.5 * known[0]
+    if len(known) != len(found) or len(known) <= _MANY or not falls:
+        return None
+    if known[-1] >= 0.5 * known[0] and len(known) <= 2 * _MANY:
+        return None
+    late = [(one.number, one.time or 0.0) for one in found if 2 * one.number >= found[-1].number]
+    (first, most), (last, least) = late[0], late[-1]
+    slope = (most - least) / max(last - first, 1)
+    most_off = (most - least) * (_OFF if 2 * least > most else 0.5)  # in whole minutes, perhaps
+    is_line = all(abs(most - slope * (n - first) - time) <= most_off for n, time in late)
+    return slope if is_line and slope > 0 else None
 
 
 def _by_stamps(found: list[Report]) -> float | None:
