@@ -9,7 +9,7 @@ import math
 import re
 from array import array
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from itertools import compress
@@ -473,11 +473,8 @@ def _num_micro_batches(facts: dict[str, int]) -> int | None:
     return batch // (size * dp)
 
 
-def _ints(values: object) -> Int64Array:
-    return np.fromiter(
-        (ABSENT if value is None else value for value in values),  # type: ignore[attr-defined]
-        np.int64,
-    )
+def _ints(values: Iterable[int | None]) -> Int64Array:
+    return np.fromiter((ABSENT if value is None else value for value in values), np.int64)
 
 
 def _floats(values: Sequence[float | None]) -> Floats:

@@ -308,11 +308,8 @@ def of_the_usual_kind(found: list[Report], fewest: int = FEWEST) -> list[Report]
 
     A step that several ranks report without a prefix counts once.
     """
-    ranks = Counter(one.row.rank for one in found)
-    if not ranks:
-        return []
-    usual = ranks.most_common(1)[0][0]
-    mine = [one for one in found if one.row.rank == usual]
+    ranks = Counter(one.row.rank for one in found).most_common(1)
+    mine = [one for one in found if one.row.rank == ranks[0][0]]
     if len({one.number for one in mine}) < fewest:
         return []
     if any(one.time is not None or one.rate is not None for one in mine):
@@ -380,13 +377,12 @@ def _left(found: list[Report]) -> float | None:
     falls = sum(b <= a for a, b in pairwise(known)) >= _FALLING * (len(known) - 1)
     if len(known) != len(found) or len(known) <= _MANY or not falls:
         return None
-    if known[-1] >= 0.5 * known[0] and len(known) <= 2 * _MANY:
-        return None
     late = [(one.number, one.time or 0.0) for one in found if 2 * one.number >= found[-1].number]
     (first, most), (last, least) = late[0], late[-1]
-    slope = (most - least) / max(last - first, 1)
-    most_off = (most - least) * (_OFF if 2 * least > most else 0.5)  # in whole minutes, perhaps
-    is_line = all(abs(most - slope * (n - first) - time) <= most_off for n, time in late)
+    slope, is_half = (most - least) / max(last - first, 1), 2 * least <= most
+    most_off = (most - least) * (0.5 if is_half else _OFF)  # of few whole minutes, perhaps
+    off = max(abs(most - slope * (n - first) - time) for n, time in late)
+    is_line = off <= most_off and (is_half or len(known) > 2 * _MANY)
     return slope if is_line and slope > 0 else None
 
 

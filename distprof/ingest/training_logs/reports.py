@@ -460,10 +460,8 @@ def _value(text: bytes | None) -> float | None:
     """A number with thousands separators, as ``1.23K``, or in s as ``9.1 ms`` or ``1:02:03``."""
     if not text:
         return None
-    if (number := to_float(text)) is not None:
-        return number
-    if (seconds := clock_s(text)) is not None:
-        return seconds
+    if (known := to_float(text)) is not None or (known := clock_s(text)) is not None:
+        return known
     suffix = _SUFFIX.search(text)
     number = to_float(text[: suffix.start()]) if suffix else None
     return None if number is None or suffix is None else number * _MULTIPLES[suffix[1]]

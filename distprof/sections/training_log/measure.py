@@ -405,13 +405,11 @@ def _median(values: Floats) -> float | None:
 
 def _first_wait(log: TrainingLog) -> list[str]:
     """A note on a long wait for input in the first report, which does not count."""
-    reports = np.flatnonzero(log.duration_ns != ABSENT)[:1]
-    waits = next((ns[reports] for name, ns in log.timers.items() if INPUT_TIMER.search(name)), None)
-    if waits is None or not len(waits) or log.is_steady[reports[0]]:
-        return []
-    count = min(int(log.span[reports[0]]), int(log.iteration[reports[0]]) % MAX_COUNT + 1)
-    lost, whole = int(waits[0]) * count, float((log.duration_ns * log.span)[log.is_steady].sum())
-    is_long = lost > max(_LONG_WAIT_NS, _LONG_WAIT * whole)
+    first, steady = int(np.argmax(log.duration_ns != ABSENT)), log.is_steady
+    waits = (int(ns[first]) for name, ns in log.timers.items() if INPUT_TIMER.search(name))
+    count = min(int(log.span[first]), int(log.iteration[first]) % MAX_COUNT + 1)
+    lost, whole = max(waits, default=0) * count, float((log.duration_ns * log.span)[steady].sum())
+    is_long = not steady[first] and lost > max(_LONG_WAIT_NS, _LONG_WAIT * whole)
     return [NOTES["first_wait"].format(counted(count, log.unit), format_duration(lost))] * is_long
 
 
