@@ -241,8 +241,7 @@ _LARGEST = 1 << 31
 
 def best_of(grammars: Sequence[Grammar]) -> Grammar | None:
     """The first grammar with enough timed reports, or else with any; None without any report."""
-    with_rows = [grammar for grammar in grammars if grammar.rows]
-    return max(with_rows, key=lambda g: (_has_times(g), -grammars.index(g)), default=None)
+    return max((one for one in grammars if one.rows), key=_has_times, default=None)
 
 
 OF_THE_JOB = ("GPU memory is short", "torch.compile compiled", "Lightning warns")
@@ -425,10 +424,11 @@ def _pauses(
 ) -> list[str]:
     """A note on time between reports that is far longer than that of their iterations."""
     spans = [(rows[end].iteration or 0) - (rows[start].iteration or 0) for start, end, _ in ticks]
+    most_span = _GAP * median(spans)  # else some reports between are left out
     longer = [
         ((ns - each) * span, rows[at].iteration)
         for (at, _, ns), each, span in zip(ticks, usual.tolist(), spans, strict=True)
-        if ns > ratio * each > 0
+        if ns > ratio * each > 0 and span < most_span
     ]
     lost = sum(ns for ns, _ in longer)
     share = lost / sum(tick[2] * span for tick, span in zip(ticks, spans, strict=True))
@@ -489,8 +489,5 @@ def _num_micro_batches(facts: dict[str, int]) -> int | None:
     return batch // (size * dp)
 
 
-def _ints(values: object) -> Int64Array:
-    return np.fromiter(
-        (ABSENT if value is None else value for value in values),  # type: ignore[attr-defined]
-        np.int64,
-    )
+def _ints(values: Iterable[int | None]) -> Int64Array:
+    return np.fromiter((ABSENT if value is None else value for value in values), np.int64)

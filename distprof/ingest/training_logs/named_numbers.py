@@ -17,7 +17,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
-from itertools import islice, pairwise, takewhile
+from itertools import islice, pairwise
 from statistics import median
 from typing import Any
 
@@ -50,7 +50,7 @@ _PHASES = _PATTERNS["phase"].groupindex.keys() - {"in", "exact", "value", "unit"
 
 _INSIDE = ("reduction of gradients", "communication")  # of the backward pass, perhaps
 _BARE = (b"time", b"elapsed", b"duration", b"elapsed time", b"elapsed_time")
-_STEADY, _FALLING = 1.2, 0.98
+_STEADY, _FALLING, _OFF = 1.2, 0.98, 0.13
 _LONG_S, _MANY = 10.0, 10  # A longer time, of as many steps or more, is that of all of them
 _LEAST_WHOLE = 0.95  # Share of its parts; the name of less is not that of the whole.
 _LEAST_LISTED, _MOST_LISTED = 50, 102  # Percent of an iteration in a list, as far as digits go
@@ -189,7 +189,7 @@ class NamedNumbersGrammar(Grammar):
         factor = self._factor(found)
         span = round(median(b.number - a.number for a, b in pairwise(found)))
         usual = median([one.time for one in found if one.time is not None] or [0.0]) * factor
-        is_of_each = not (_is_left(found) or _is_since_start(found))
+        is_of_each = not (_left(found) or _is_since_start(found))
         if is_of_each:
             of = ((one.row.rank, {"": one.time, **one.phases}.items()) for one in self._found)
             self.notes += slow_rank((n, rank, s_to_ns(t)) for rank, each in of for n, t in each)
@@ -288,10 +288,9 @@ def _rates(line: bytes) -> dict[str, float]:
     found: dict[str, float] = {}
     for order in ("rate_behind_its_name", "rate_in_a_list", "rate_before_its_name"):
         for match in _PATTERNS[order].finditer(line):
-            value = to_float(match["value"].rstrip(b".,k"))
+            value = to_float(match["value"].rstrip(b".,").replace(b"k", b"e3"))
             if value is None or value <= 0:
                 continue
-            value *= 1e3 if match["value"].endswith(b"k") else 1
             what = match["what"] or match["short"]
             if what.startswith((b"tok", b"tps", b"wps")):
                 name = "tokens_per_s_per_device" if match["each"] else "tokens_per_s"
@@ -310,11 +309,8 @@ def of_the_usual_kind(found: list[Report], fewest: int = FEWEST) -> list[Report]
 
     A step that several ranks report without a prefix counts once.
     """
-    ranks = Counter(one.row.rank for one in found)
-    if not ranks:
-        return []
-    usual = ranks.most_common(1)[0][0]
-    mine = [one for one in found if one.row.rank == usual]
+    ranks = Counter(one.row.rank for one in found).most_common(1)
+    mine = [one for one in found if one.row.rank == ranks[0][0]]
     if len({one.number for one in mine}) < fewest:
         return []
     if any(one.time is not None or one.rate is not None for one in mine):
@@ -337,14 +333,9 @@ def per_number(found: list[Report]) -> list[float | None]:
 
 def _durations(found: list[Report], factor: float) -> list[float | None]:
     """Seconds per step: as printed, from the time since the start, or from a rate of steps."""
-    if _is_left(found):  # The first ones are guesses.
-        ticks = [b for a, b in pairwise(found) if a.time != b.time][::-1]  # as minutes may be whole
-        late = [*takewhile(lambda one: 2 * one.number >= found[-1].number, ticks)]
-        late = late if len(late) > 1 else ticks
-        passed = (late[-1].time or 0.0) - (late[0].time or 0.0)
-        steps = late[0].number - late[-1].number
-        mean = passed * factor / steps if steps else None
-        return [*[None] * (len(found) - len(late)), *[mean] * len(late)]
+    if mean := _left(found):
+        is_late = [2 * one.number >= found[-1].number for one in found]
+        return [mean * factor if late else None for late in is_late]
     if _is_since_start(found):
         return [each and each * factor for each in per_number(found)]
     return [
@@ -372,15 +363,29 @@ def _is_since_start(found: list[Report]) -> bool:
     is_all &= times[-1] / _STEADY < slope * found[-1].number < times[-1] * _STEADY
     is_far = max(times) > 2 * max(min(times), 1e-9)
     falls = [b.number < a.number for a, b in pairwise(found)]
-    as_numbers = all((b < a) == fall for (a, b), fall in zip(pairwise(times), falls, strict=True))
+    pairs = [*zip(pairwise(times), falls, strict=True)]
+    rises = [b >= a for (a, b), fall in pairs if not fall]
+    as_numbers = all((b < a) == fall for (a, b), fall in pairs)
+    as_numbers |= sum(rises) >= max(_MANY, _FALLING * len(rises))  # it runs on in the next epoch
     return is_all or (found[0].is_bare and (is_even or (as_numbers and is_far)))
 
 
-def _is_left(found: list[Report]) -> bool:
-    """Whether times are those that remain: they fall, whatever their name, and end near nothing."""
+def _left(found: list[Report]) -> float | None:
+    """Time per step, if times are those that remain: they fall on a line, whatever their name.
+
+    Those of the first half of the steps are guesses, and do not count.
+    """
     known = [one.time for one in found if one.time is not None]
     falls = sum(b <= a for a, b in pairwise(known)) >= _FALLING * (len(known) - 1)
-    return len(known) == len(found) > _MANY and falls and known[-1] < 0.5 * known[0]
+    if len(known) != len(found) or len(known) <= _MANY or not falls:
+        return None
+    late = [(one.number, one.time or 0.0) for one in found if 2 * one.number >= found[-1].number]
+    (first, most), (last, least) = late[0], late[-1]
+    slope, is_half = (most - least) / max(last - first, 1), 2 * least <= most
+    most_off = (most - least) * (0.5 if is_half else _OFF)  # of few whole minutes, perhaps
+    off = max(abs(most - slope * (n - first) - time) for n, time in late)
+    is_line = off <= most_off and (is_half or len(known) > 2 * _MANY)
+    return slope if is_line and slope > 0 else None
 
 
 def _by_stamps(found: list[Report]) -> float | None:

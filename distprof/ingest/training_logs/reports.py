@@ -39,8 +39,8 @@ from distprof.ingest.training_logs.grammar import (
 )
 from distprof.units import NS_PER_S, format_ratio
 
-_MULTIPLES = {b"K": 1e3, b"M": 1e6, b"B": 1e9, b"s": 1.0, b"ms": 1e-3, b"us": 1e-6}
-_SUFFIX = re.compile(rb" ?([KMB]|[mu]?s)(?<=s)?(?:ec(?:ond)?s?)?$")
+_MULTIPLES = {b"k": 1e3, b"K": 1e3, b"M": 1e6, b"B": 1e9, b"s": 1.0, b"ms": 1e-3, b"us": 1e-6}
+_SUFFIX = re.compile(rb" ?([kKMB]|[mu]?s)(?<=s)?(?:ec(?:ond)?s?)?$")
 _MAX_LINE, _MAX_START = 8_000, 200
 _FEWEST_PARTS = 3
 _MOST_ERROR = 0.05  # of a mean that follows from others
@@ -473,10 +473,8 @@ def _value(text: bytes | None) -> float | None:
     """A number with thousands separators, as ``1.23K``, or in s as ``9.1 ms`` or ``1:02:03``."""
     if not text:
         return None
-    if (number := to_float(text)) is not None:
-        return number
-    if (seconds := clock_s(text)) is not None:
-        return seconds
+    if (known := to_float(text)) is not None or (known := clock_s(text)) is not None:
+        return known
     suffix = _SUFFIX.search(text)
     number = to_float(text[: suffix.start()]) if suffix else None
     return None if number is None or suffix is None else number * _MULTIPLES[suffix[1]]

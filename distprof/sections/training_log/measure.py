@@ -10,11 +10,13 @@ from numpy.typing import NDArray
 
 from distprof.artefacts.record import shared_fields
 from distprof.costs.pipeline import bubble_fraction
-from distprof.ingest.training_logs.grammar import NOTES, near
+from distprof.ingest.training_logs.grammar import MAX_COUNT, NOTES, near
 from distprof.run.logs import TrainingLog
 from distprof.run.run import Run
 from distprof.schema import ABSENT, Floats, Int64Array
+from distprof.sections.table import counted
 from distprof.sections.training_log import (
+    INPUT_TIMER,
     MIN_RECURRING,
     ONLY_FIRST,
     SlowIteration,
@@ -50,6 +52,7 @@ _RATES = ("samples_per_s", "printed_samples_per_s", *_TOKENS, "tflops")
 _MAX_PERIODS = 20
 _MOST_OF_IT = 1.1  # Ratio of a timer to the iteration that contains it, as far as digits go.
 _MOST_ACCUMULATED, _FOR_STEP = 16, 2.5  # Micro-batches, and ratio of the one with the optimizer.
+_LONG_WAIT_NS, _LONG_WAIT = 60_000_000_000, 0.5  # A first wait, also as a ratio to the rest.
 _COMPUTE = ("forward-compute", "backward-compute")
 _EMBEDDING = ("backward-embedding-all-reduce", "embedding-grads-all-reduce")
 _TO_LATER = ("forward-send", "backward-recv", "forward-send-backward-recv")
@@ -128,13 +131,16 @@ def _times(log: TrainingLog) -> dict[str, Any]:
 def _weights(number: Int64Array, ns: Int64Array, span: Int64Array) -> Floats:
     """Weight of each report: the iterations that it is the mean of.
 
-    Of single ones at regular numbers, far longer ones at rounder numbers stand for themselves, and
-    the others for all between: an evaluation or a checkpoint comes when a report does.
+    Of single ones at regular numbers, far longer ones at rounder numbers, or at a distance of their
+    own, stand for themselves, and the others for all between: an evaluation comes when a report
+    does, and an epoch begins with one.
     """
     every = int(np.median(np.diff(number))) if len(number) > 1 else 1
     is_far = (ns > _FAR * near(ns)) & (span == 1) & (number != ABSENT)
-    is_round = every > 1 and (number[is_far] % (_ROUNDER * every) == 0).all()
-    return np.where(is_far & is_round, 1 / max(every, 1), span)
+    gaps = np.diff(number[is_far])
+    is_round = (number[is_far] % (_ROUNDER * max(every, 1)) == 0).all()
+    is_round |= len(gaps) > 1 and gaps.min() > every and not (gaps % gaps.min()).any()
+    return np.where(is_far & is_round & (every > 1), 1 / max(every, 1), span)
 
 
 # Slow iterations ----------------------------------------------------------------------------------
@@ -397,8 +403,18 @@ def _median(values: Floats) -> float | None:
     return float(np.median(known)) if len(known) else None
 
 
+def _first_wait(log: TrainingLog) -> list[str]:
+    """A note on a long wait for input in the first report, which does not count."""
+    first, steady = int(np.argmax(log.duration_ns != ABSENT)), log.is_steady
+    waits = (int(ns[first]) for name, ns in log.timers.items() if INPUT_TIMER.search(name))
+    count = min(int(log.span[first]), int(log.iteration[first]) % MAX_COUNT + 1)
+    lost, whole = max(waits, default=0) * count, float((log.duration_ns * log.span)[steady].sum())
+    is_long = not steady[first] and lost > max(_LONG_WAIT_NS, _LONG_WAIT * whole)
+    return [NOTES["first_wait"].format(counted(count, log.unit), format_duration(lost))] * is_long
+
+
 def _limits(log: TrainingLog, timers: tuple[TrainingTimer, ...]) -> tuple[str, ...]:
-    limits = list(log.notes)
+    limits = [*log.notes, *_first_wait(log)]
     if not (log.duration_ns != ABSENT).any():
         limits.append("The log has no iteration times.")
     elif int(np.median(log.span)) > 1:

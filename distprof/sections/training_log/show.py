@@ -44,6 +44,7 @@ _SHORT = "GPU memory is short"
 _FIRST = (
     "Rank ",
     "Evaluation takes",
+    "Input took",
     "Later ",
     "The loss is NaN or infinite",
     "Pauses between reports take",
@@ -117,9 +118,8 @@ def ideal_sentence(log: TrainingLogResult) -> str:
     """For example ``4 micro-batches on 16 stages leave 78.9 % idle at best``; empty if unknown."""
     if log.ideal_bubble_ratio is None:
         return ""
-    stages = f"{log.mesh['pp']} stages"
-    if log.virtual_stages and log.virtual_stages > 1:
-        stages = f"{log.mesh['pp']} × {log.virtual_stages} stages"
+    virtual = f" × {log.virtual_stages}" if (log.virtual_stages or 1) > 1 else ""
+    stages = f"{log.mesh['pp']}{virtual} stages"
     batches = counted(log.num_micro_batches or 0, "micro-batch")
     return f"{batches} on {stages} leave {format_ratio(log.ideal_bubble_ratio)} idle at best"
 
@@ -154,6 +154,7 @@ def _line(log: TrainingLogResult) -> str:
     if log.mean_ns is None:
         first = slower_sentence(log) or (f"The training reaches {use}." if use else "")
         no_times = f"The log of {log.origin} has no iteration times."
+        no_times = f"Throughput: {rates}. {no_times}" if (rates := rate_text(log)) else no_times
         why = f"{no_times} To see where time goes, record a trace with distprof capture -- COMMAND."
         return f"{first} {why}" if first else why
     usual, mean = format_duration(log.median_ns), format_duration(log.mean_ns)
