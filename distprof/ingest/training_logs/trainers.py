@@ -85,6 +85,7 @@ class BarGrammar(Grammar):
     _num_rows: int = 0  # of all bars
     _bars: tuple[dict[tuple[bytes, int], _Bar], ...] | None = None  # with a name; without
     _paused_s: float = 0.0  # evaluations between bars
+    num_steps: int = 0  # of the bar that is kept, if it is seen at its end
 
     def take(self, block: bytes) -> None:
         """Follow each bar."""
@@ -163,6 +164,7 @@ class BarGrammar(Grammar):
             self.rows = self.rows or _whole(longest, 2) or _since_start(longest)
             self.rows = (len(self.rows) < _FEWEST_SPANS and _rising(longest)) or self.rows
             self._add_start(longest)
+            self.num_steps = longest.last_step * longest.is_done
             if len(bars) > 1 and not any(b.is_of_training or b.is_of_epochs for b in bars.values()):
                 self.name = "the progress bar that ran longest"
                 self.notes.append(NOTES["unnamed_bars"].format(len(bars)))
