@@ -50,6 +50,7 @@ _PHASES = _PATTERNS["phase"].groupindex.keys() - {"in", "exact", "value", "unit"
 _INSIDE = ("reduction of gradients", "communication")  # of the backward pass, perhaps
 _BARE = (b"time", b"elapsed", b"duration", b"elapsed time", b"elapsed_time")
 _STEADY, _FALLING = 1.2, 0.98
+_LEAST_SECONDS = 10  # Of which a whole second is no large part
 _LONG_S, _MANY = 10.0, 10  # A longer time, of as many steps or more, is that of all of them
 _LEAST_WHOLE = 0.95  # Share of its parts; the name of less is not that of the whole.
 _LEAST_LISTED, _MOST_LISTED = 50, 102  # Percent of an iteration in a list, as far as digits go
@@ -325,11 +326,19 @@ def of_the_usual_kind(found: list[Report], fewest: int = FEWEST) -> list[Report]
 
 
 def per_number(found: list[Report]) -> list[float | None]:
-    """Time of each step or epoch, from times since the start; None where the number falls."""
+    """Time of each step or epoch, from times since the start; None where the number falls.
+
+    Whole seconds are too coarse for it, unless many of them passed: None until then.
+    """
     result: list[float | None] = [None]
-    for before, one in pairwise(found):
+    is_whole = all(float(one.time or 0).is_integer() for one in found)
+    least, before = _LEAST_SECONDS * is_whole, found[0]
+    for one in found[1:]:
         span, since = one.number - before.number, (one.time or 0.0) - (before.time or 0.0)
-        result.append(since / span if span > 0 and since >= 0 else None)
+        is_new = span > 0 and since >= least
+        result.append(since / span if is_new else None)
+        if is_new or span <= 0 or since < 0:
+            before = one
     return result
 
 

@@ -306,11 +306,12 @@ def _slowest_start(log: TrainingLog) -> TrainingLog:
     ]
     timed = [one for one in parts if min(len(one.iteration), 1 + len(one.steady_ns)) >= _FEWEST]
     what, times = _times(timed)
-    if max(times, default=0) < _APART * min(times, default=0):
+    least = min(times, default=0)
+    if not least or max(times) < _APART * least:
         return log
     each = [format_duration(time) for time in times]
     if len(timed) == len(parts) <= _MOST_STARTS + 1:
-        ratio = max(times) / min(times)
+        ratio = max(times) / least
         note = (
             f"{AGAIN}: each {what} takes {', then '.join(each)}, up to {ratio:.2f} times as long."
         )
