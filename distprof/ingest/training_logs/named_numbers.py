@@ -81,6 +81,7 @@ _OF_EPOCHS = re.compile(
 _WORK = {"", "computation", "forward", "backward", "optimizer", "generation", "sampling"}
 _COLUMN = r"[a-z_]{2,30}(?:\([a-z]{1,3}\))?"
 _COLUMNS = re.compile(rf"(?m)^[^\S\n]*({_COLUMN}(?:[^\S\n]+{_COLUMN}){{2,30}})$")
+_CELLS = re.compile(rb"[\s|]+")
 
 
 def _phases(text: bytes) -> Iterator[tuple[str, float, bool]]:
@@ -226,6 +227,19 @@ def candidates(pattern: re.Pattern[bytes], block: bytes) -> Iterator[bytes]:
             start, end = line_around(block, match.start(), _MAX_LINE)
             if end - start < _MAX_LINE:
                 yield block[start:end]
+
+
+def as_named(block: bytes) -> bytes:
+    """A block with the rows of a table of steps or epochs and their times as named numbers."""
+    head = _PATTERNS["head"].search(block)
+    if head is None:
+        return block
+    names, lines = _CELLS.split(head[0].strip(b"| \t")), []
+    for line in block[head.end() :].split(b"\n"):
+        row = _CELLS.split(line.strip(b"| \t\r"))
+        is_row = len(row) == len(names) and row[0].isdigit()
+        lines.append(b" | ".join(map(b": ".join, zip(names, row, strict=True))) if is_row else line)
+    return block[: head.end()] + b"\n".join(lines)
 
 
 def number_of_step(line: bytes) -> tuple[int, int] | None:

@@ -34,7 +34,11 @@ from distprof.ingest.training_logs.grammar import (
     to_log,
     use_notes,
 )
-from distprof.ingest.training_logs.named_numbers import NamedNumbersGrammar, PhasesGrammar
+from distprof.ingest.training_logs.named_numbers import (
+    NamedNumbersGrammar,
+    PhasesGrammar,
+    as_named,
+)
 from distprof.ingest.training_logs.reports import Reports
 from distprof.ingest.training_logs.tables import ColumnsGrammar, GoldenValues
 from distprof.ingest.training_logs.trainers import BarGrammar, LightningGrammar, compare
@@ -328,7 +332,7 @@ def _slowest_start(log: TrainingLog) -> TrainingLog:
 def _of_unknown(blocks: Iterable[bytes]) -> Grammar:
     """What a log holds whose program is unknown: reports, phases of an iteration, or epochs."""
     numbers, phases, counters = NamedNumbersGrammar(), PhasesGrammar(), CountersGrammar()
-    for i, block in enumerate(blocks):
+    for i, block in enumerate(map(as_named, blocks)):
         numbers.take(block)
         if numbers.num_found < _MANY_REPORTS:  # else these are not read for nothing
             counters.take(block)

@@ -150,6 +150,7 @@ def _what(log: TrainingLogResult) -> str:
 def _line(log: TrainingLogResult) -> str:
     if log.mean_ns is None:
         no_times = f"The log of {log.origin} has no iteration times."
+        no_times = f"Throughput: {rates}. {no_times}" if (rates := rate_text(log)) else no_times
         why = f"{no_times} To see where time goes, record a trace with distprof capture -- COMMAND."
         return f"{fall} {why}" if (fall := slower_sentence(log)) else why
     usual, mean = format_duration(log.median_ns), format_duration(log.mean_ns)
