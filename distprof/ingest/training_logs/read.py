@@ -322,8 +322,8 @@ def _slowest_start(log: TrainingLog) -> TrainingLog:
         return replace(timed[times.index(max(times))], notes=(note, *log.notes))
     if log.unit != "epoch":
         return log
-    least, most = (format_duration(f(times[:-1])) for f in (min, max))
-    note = NOTES["many_runs"].format(len(parts), log.unit, least, most)
+    fast, slow = (format_duration(f(times[:-1])) for f in (min, max))
+    note = NOTES["many_runs"].format(len(parts), log.unit, fast, slow)
     of_all = ("Pauses between", "The log does not say what passed")
     kept = (one for one in log.notes if not one.startswith(of_all))
     return replace(timed[-1], notes=(note, *kept))
