@@ -47,6 +47,9 @@ _PATTERNS = byte_patterns("named_numbers.toml")
 _PHASES = _PATTERNS["phase"].groupindex.keys() - {"in", "exact", "value", "unit"}
 """Groups of the phases of an iteration by the names that people give them."""
 
+_COUNTED = (("time", "all"), ("of", "unit"), ("behind", "before"))
+"""Groups for a time, its unit and the number of its steps, behind and before it."""
+
 _INSIDE = ("reduction of gradients", "communication")  # of the backward pass, perhaps
 _BARE = (b"time", b"elapsed", b"duration", b"elapsed time", b"elapsed_time")
 _STEADY, _FALLING = 1.2, 0.98
@@ -118,10 +121,13 @@ class PhasesGrammar(Grammar):
 
     name: str = TYPED
     _found: list[tuple[str, float, bool]] = msgspec.field(default_factory=list)
+    _loss: float | None = None  # The first one, which says that this is a training.
 
     def take(self, block: bytes) -> None:
         """Read phases with their times, or a table with a column for each phase."""
         text = block.decode("utf-8", "replace")
+        loss = _PATTERNS["loss"].search(block.lower())
+        self._loss = to_float(loss["value"]) if loss else self._loss
         self.name += " of epochs" * bool(_OF_EPOCHS.search(text))
         if _PATTERNS["compared"].search(block):  # times of several ways
             return
@@ -157,7 +163,8 @@ class PhasesGrammar(Grammar):
             whole = phases.pop("", 0.0)
             parts = sum(phases.values())
             is_known &= whole >= _LEAST_WHOLE * max(phases.values())  # of which one holds another
-            self.add(Row(None, duration_ns=s_to_ns(whole if is_known else max(parts, whole))))
+            seconds = whole if is_known else max(parts, whole)
+            self.add(Row(None, duration_ns=s_to_ns(seconds), loss=self._loss))
             self.add_seconds(phases)
         if not is_known:
             self.notes.append(NOTES["known_phases"])
@@ -263,7 +270,11 @@ def _read(text: bytes) -> Report | None:
     per_step = _PATTERNS["per_step"].search(line) if has_rate else None
     named = per_step or (_PATTERNS["time"].search(line) if has_time else None)
     unnamed = () if named else tuple(islice(_PATTERNS["unnamed"].finditer(line), 2))
+    if has_time and named is None and not unnamed:
+        named = _PATTERNS["clock"].search(line)
     time, has_unit = time_in(unnamed[0] if len(unnamed) == 1 else named)
+    if counted := _PATTERNS["counted"].search(line):
+        time, has_unit, per_step = _time_of_each(counted), True, counted
     has_phases = _PATTERNS["has_phases"].search(line)
     phases = {name: time for name, time, _ in _phases(line) if name} if has_phases else {}
     rates: dict[str, Any] = _rates(line) if has_rate else {}
@@ -296,6 +307,13 @@ def time_in(found: re.Match[bytes] | None) -> tuple[float | None, bool]:
     named = _PATTERNS["unit_in_name"].search(groups.get("name") or b"")
     unit = groups.get("unit") or groups.get("in") or (named and named[1])
     return (value, False) if unit is None else (value * seconds_in(unit.decode()), True)
+
+
+def _time_of_each(counted: re.Match[bytes]) -> float | None:
+    """Seconds of each of several steps that a line times together."""
+    value, unit, count = (next(filter(None, counted.group(*names))) for names in _COUNTED)
+    whole = to_float(value)
+    return None if whole is None else whole * seconds_in(unit.decode()) / int(count)
 
 
 def _rates(line: bytes) -> dict[str, float]:
