@@ -84,7 +84,6 @@ _OF_EPOCHS = re.compile(
 _WORK = {"", "computation", "forward", "backward", "optimizer", "generation", "sampling"}
 _COLUMN = r"[a-z_]{2,30}(?:\([a-z]{1,3}\))?"
 _COLUMNS = re.compile(rf"(?m)^[^\S\n]*({_COLUMN}(?:[^\S\n]+{_COLUMN}){{2,30}})$")
-_CELLS = re.compile(rb"[\s|]+")
 
 
 def _phases(text: bytes) -> Iterator[tuple[str, float, bool]]:
@@ -241,12 +240,19 @@ def as_named(block: bytes) -> bytes:
     head = _PATTERNS["head"].search(block)
     if head is None:
         return block
-    names, lines = _CELLS.split(head[0].strip(b"| \t")), []
+    between = next((each for each in (b"|", b",") if each in bytes(head[0])), None)
+    names, lines = _cells(head[0].replace(b" (", b"("), between), []
     for line in block[head.end() :].split(b"\n"):
-        row = _CELLS.split(line.strip(b"| \t\r"))
+        row = _cells(line, between)
         is_row = len(row) == len(names) and row[0].isdigit()
         lines.append(b" | ".join(map(b": ".join, zip(names, row, strict=True))) if is_row else line)
     return block[: head.end()] + b"\n".join(lines)
+
+
+def _cells(line: bytes, between: bytes | None) -> list[bytes]:
+    """Cells between bars, commas or blanks."""
+    cells = line.strip().strip(b"|").split(between)
+    return [cell.strip() for cell in cells]
 
 
 def number_of_step(line: bytes) -> tuple[int, int] | None:
@@ -272,12 +278,13 @@ def _read(text: bytes) -> Report | None:
     unnamed = () if named else tuple(islice(_PATTERNS["unnamed"].finditer(line), 2))
     if has_time and named is None and not unnamed:
         named = _PATTERNS["clock"].search(line)
-    time, has_unit = time_in(unnamed[0] if len(unnamed) == 1 else named)
+    rates: dict[str, Any] = _rates(line) if has_rate else {}
+    named = unnamed[0] if len(unnamed) == 1 and "rate" not in rates else named
+    time, has_unit = time_in(named)
     if counted := _PATTERNS["counted"].search(line):
         time, has_unit, per_step = _time_of_each(counted), True, counted
     has_phases = _PATTERNS["has_phases"].search(line)
     phases = {name: time for name, time, _ in _phases(line) if name} if has_phases else {}
-    rates: dict[str, Any] = _rates(line) if has_rate else {}
     loss = _PATTERNS["loss"].search(line) if b"loss" in line or b"objf" in line else None
     stamp = stamp_s(text[:200])
     if time is None and not rates and (stamp is None or not (loss or phases)):
@@ -290,7 +297,7 @@ def _read(text: bytes) -> Report | None:
         number=step[0],
         time=time,
         has_unit=has_unit,
-        is_bare=named is not None and per_step is None and named["name"] in _BARE,
+        is_bare=not (per_step or unnamed) and named is not None and named["name"] in _BARE,
         is_of_evaluation=_PATTERNS["evaluated"].search(line, 0, step[1]) is not None,
         phases=phases,
     )

@@ -104,7 +104,7 @@ def holds_iterations(start: bytes, *, is_text: bool, least: int = 1) -> bool:
     if ColumnsGrammar().fits(start):
         return True
     if not is_text:
-        return False
+        return as_named(start) != start and bool(_of_unknown([start]).rows)
     text = unwrapped(start.replace(b"\r\n", b"\n").replace(b"\r", b"\n"))
     candidates = Candidates()
     candidates.take(text)
