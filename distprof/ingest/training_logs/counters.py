@@ -80,7 +80,7 @@ class CountersGrammar(Grammar):
         epoch, step = _PATTERNS["number"].search(line), number_of_step(line)
         self._num_since += 1
         if epoch is not None:
-            self._epoch, self._num_since = int(epoch["number"] or epoch["before"]), 0
+            self._epoch, self._num_since = int(epoch[epoch.lastgroup or 0]), 0
         elif self._num_since > _NEAR:
             self._epoch = None
         row = Row(self._epoch, rank=rank, at_s=at_s)

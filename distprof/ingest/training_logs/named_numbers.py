@@ -48,9 +48,13 @@ _PATTERNS = byte_patterns("named_numbers.toml")
 _PHASES = _PATTERNS["phase"].groupindex.keys() - {"in", "exact", "value", "unit"}
 """Groups of the phases of an iteration by the names that people give them."""
 
+_COUNTED = (("time", "all"), ("of", "unit"), ("behind", "before"))
+"""Groups for a time, its unit and the number of its steps, behind and before it."""
+
 _INSIDE = ("reduction of gradients", "communication")  # of the backward pass, perhaps
 _BARE = (b"time", b"elapsed", b"duration", b"elapsed time", b"elapsed_time")
 _STEADY, _FALLING, _OFF = 1.2, 0.98, 0.13
+_LEAST_SECONDS = 10  # Of which a whole second is no large part
 _LONG_S, _MANY = 10.0, 10  # A longer time, of as many steps or more, is that of all of them
 _LEAST_WHOLE = 0.95  # Share of its parts; the name of less is not that of the whole.
 _LEAST_LISTED, _MOST_LISTED = 50, 102  # Percent of an iteration in a list, as far as digits go
@@ -112,10 +116,13 @@ class PhasesGrammar(Grammar):
 
     name: str = TYPED
     _found: list[tuple[str, float, bool]] = msgspec.field(default_factory=list)
+    _loss: float | None = None  # The first one, which says that this is a training.
 
     def take(self, block: bytes) -> None:
         """Read phases with their times, or a table with a column for each phase."""
         text = block.decode("utf-8", "replace")
+        loss = _PATTERNS["loss"].search(block.lower())
+        self._loss = to_float(loss["value"]) if loss else self._loss
         self.name += " of epochs" * bool(_PATTERNS["of_epochs"].search(block))
         if _PATTERNS["compared"].search(block):  # times of several ways
             return
@@ -151,7 +158,8 @@ class PhasesGrammar(Grammar):
             whole = phases.pop("", 0.0)
             parts = sum(phases.values())
             is_known &= whole >= _LEAST_WHOLE * max(phases.values())  # of which one holds another
-            self.add(Row(None, duration_ns=s_to_ns(whole if is_known else max(parts, whole))))
+            seconds = whole if is_known else max(parts, whole)
+            self.add(Row(None, duration_ns=s_to_ns(seconds), loss=self._loss))
             self.add_seconds(phases)
         if not is_known:
             self.notes.append(NOTES["known_phases"])
@@ -228,6 +236,26 @@ def candidates(pattern: re.Pattern[bytes], block: bytes) -> Iterator[bytes]:
                 yield block[start:end]
 
 
+def as_named(block: bytes) -> bytes:
+    """A block with the rows of a table of steps or epochs and their times as named numbers."""
+    head = _PATTERNS["head"].search(block)
+    if head is None:
+        return block
+    between = next((each for each in (b"|", b",") if each in bytes(head[0])), None)
+    names, lines = _cells(head[0].replace(b" (", b"("), between), []
+    for line in block[head.end() :].split(b"\n"):
+        row = _cells(line, between)
+        is_row = len(row) == len(names) and row[0].isdigit()
+        lines.append(b" | ".join(map(b": ".join, zip(names, row, strict=True))) if is_row else line)
+    return block[: head.end()] + b"\n".join(lines)
+
+
+def _cells(line: bytes, between: bytes | None) -> list[bytes]:
+    """Cells between bars, commas or blanks."""
+    cells = line.strip().strip(b"|").split(between)
+    return [cell.strip() for cell in cells]
+
+
 def number_of_step(line: bytes) -> tuple[int, int] | None:
     """Number of the step that a line in lower case names, and where it begins."""
     step, place = _PATTERNS["step"].search(line), _PATTERNS["place"].search(line)
@@ -249,10 +277,15 @@ def _read(text: bytes) -> Report | None:
     per_step = _PATTERNS["per_step"].search(line) if has_rate else None
     named = per_step or (_PATTERNS["time"].search(line) if has_time else None)
     unnamed = () if named else tuple(islice(_PATTERNS["unnamed"].finditer(line), 2))
-    time, has_unit = time_in(unnamed[0] if len(unnamed) == 1 else named)
+    if has_time and named is None and not unnamed:
+        named = _PATTERNS["clock"].search(line)
+    rates: dict[str, Any] = _rates(line) if has_rate else {}
+    named = unnamed[0] if len(unnamed) == 1 and "rate" not in rates else named
+    time, has_unit = time_in(named)
+    if counted := _PATTERNS["counted"].search(line):
+        time, has_unit, per_step = _time_of_each(counted), True, counted
     has_phases = _PATTERNS["has_phases"].search(line)
     phases = {name: time for name, time, _ in _phases(line) if name} if has_phases else {}
-    rates: dict[str, Any] = _rates(line) if has_rate else {}
     loss = _PATTERNS["loss"].search(line) if b"loss" in line or b"objf" in line else None
     stamp = stamp_s(text[:200])
     if time is None and not rates and (stamp is None or not (loss or phases)):
@@ -265,7 +298,7 @@ def _read(text: bytes) -> Report | None:
         number=step[0],
         time=time,
         has_unit=has_unit,
-        is_bare=named is not None and per_step is None and named["name"] in _BARE,
+        is_bare=not (per_step or unnamed) and named is not None and named["name"] in _BARE,
         is_of_evaluation=_PATTERNS["evaluated"].search(line, 0, step[1]) is not None,
         phases=phases,
     )
@@ -282,6 +315,13 @@ def time_in(found: re.Match[bytes] | None) -> tuple[float | None, bool]:
     named = _PATTERNS["unit_in_name"].search(groups.get("name") or b"")
     unit = groups.get("unit") or groups.get("in") or (named and named[1])
     return (value, False) if unit is None else (value * seconds_in(unit.decode()), True)
+
+
+def _time_of_each(counted: re.Match[bytes]) -> float | None:
+    """Seconds of each of several steps that a line times together."""
+    value, unit, count = (next(filter(None, counted.group(*names))) for names in _COUNTED)
+    whole = to_float(value)
+    return None if whole is None else whole * seconds_in(unit.decode()) / int(count)
 
 
 def _rates(line: bytes) -> dict[str, float]:
@@ -323,11 +363,19 @@ def of_the_usual_kind(found: list[Report], fewest: int = FEWEST) -> list[Report]
 
 
 def per_number(found: list[Report]) -> list[float | None]:
-    """Time of each step or epoch, from times since the start; None where the number falls."""
+    """Time of each step or epoch, from times since the start; None where the number falls.
+
+    Whole seconds are too coarse for it, unless many of them passed: None until then.
+    """
     result: list[float | None] = [None]
-    for before, one in pairwise(found):
+    is_whole = all(float(one.time or 0).is_integer() for one in found)
+    least, before = _LEAST_SECONDS * is_whole, found[0]
+    for one in found[1:]:
         span, since = one.number - before.number, (one.time or 0.0) - (before.time or 0.0)
-        result.append(since / span if span > 0 and since >= 0 else None)
+        is_new = span > 0 and since >= least
+        result.append(since / span if is_new else None)
+        if is_new or span <= 0 or since < 0:
+            before = one
     return result
 
 

@@ -10,7 +10,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
+from math import ceil, floor
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import asdict, replace
@@ -32,7 +34,11 @@ from distprof.ingest.training_logs.grammar import (
     to_log,
     use_notes,
 )
-from distprof.ingest.training_logs.named_numbers import NamedNumbersGrammar, PhasesGrammar
+from distprof.ingest.training_logs.named_numbers import (
+    NamedNumbersGrammar,
+    PhasesGrammar,
+    as_named,
+)
 from distprof.ingest.training_logs.reports import Reports
 from distprof.ingest.training_logs.tables import ColumnsGrammar, read_series
 from distprof.ingest.training_logs.trainers import BarGrammar, LightningGrammar, compare
@@ -55,6 +61,7 @@ _ALIKE, _LIKELY = 1.5, 3
 _APART, _NAMED_APART = 1.2, 1.1
 """Ratio from which two runs differ, and from which those that a text names do."""
 
+_ROUND = 10  # Steps that someone chose are a multiple of that.
 _MANY_REPORTS = 1_000
 _FEWEST, _MOST_STARTS = 3, 7
 """Fewest reports of each run, and most starts: of more, an epoch numbers its iterations anew."""
@@ -97,7 +104,7 @@ def holds_iterations(start: bytes, *, is_text: bool, least: int = 1) -> bool:
     if ColumnsGrammar().fits(start):
         return True
     if not is_text:
-        return False
+        return as_named(start) != start and bool(_of_unknown([start]).rows)
     text = unwrapped(start.replace(b"\r\n", b"\n").replace(b"\r", b"\n"))
     candidates = Candidates()
     candidates.take(text)
@@ -186,21 +193,31 @@ def _with_phases(chosen: Grammar | None, start: bytes) -> Grammar | None:
     return chosen
 
 
-def _runs(source: str, text: bytes) -> Iterator[tuple[str, TrainingLog]]:
-    """Name and log of each run that is pasted below its name."""
+class _Run(NamedTuple):
+    """A run that is pasted below its name."""
+
+    name: str
+    log: TrainingLog
+    num_steps: int  # of its bar, if that is seen at its end, else 0
+
+
+def _runs(source: str, text: bytes) -> Iterator[_Run]:
     title = ""  # The first one since the last run: that of a part of it comes below.
     for block in _PATTERNS["block"].finditer(text):
+        held = block["fenced"] or block["below"] or block["under"] or b""
         candidates = Candidates()
-        candidates.take(block["fenced"] or block["below"] or b"")
+        candidates.take(held)
         found = candidates.finished()
-        chosen = best_of(found) or _of_unknown([block["fenced"] or block["below"] or b""])
+        chosen = best_of(found) or _of_unknown([held])
         log = to_log(chosen, found, (source,), text.count(b"\n")) if chosen.rows else None
-        said = (block["name"] or block["title"]).decode("utf-8", "replace").replace("`", "")
+        named = block["name"] or block["title"] or block["heading"]
+        said = named.decode("utf-8", "replace").replace("`", "")
         own = re.split(r"[.?!] ", said)[-1].strip("#*>-:： \r")
         own = (_parent(text[: block.start()]) if said[:1].isspace() else "") or own
         title = title if title and isinstance(chosen, PhasesGrammar) else own
         if log is not None and (log.median_step_ns or np.isfinite(log.samples_per_s).any()):
-            yield shorten(title, _MAX_NAME), log
+            num_steps = chosen.num_steps if isinstance(chosen, BarGrammar) else 0
+            yield _Run(shorten(title, _MAX_NAME), log, num_steps)
             title = ""
 
 
@@ -214,31 +231,42 @@ def _parent(before: bytes) -> str:
 def _slowest_run(source: str, start: bytes) -> TrainingLog | None:
     """The slowest of several runs in a text; None unless their times differ."""
     runs = [*_runs(source, start)]
-    runs = [run for run in runs if not run[1].origin.startswith(TYPED)] or runs
-    units = [log.unit for _, log in runs]
+    runs = [run for run in runs if not run.log.origin.startswith(TYPED)] or runs
+    names = [run.name for run in runs]
+    does, units = "times", [f"{run.log.unit}s" for run in runs]
+    what, times = _times([run.log for run in runs])
+    steps = [run.num_steps for run in runs]
+    if min(steps, default=0) and max(steps) >= _APART * min(steps):
+        what, times = "pass", [time * n for time, n in zip(times, steps, strict=True)]
+        if not _are_shares(steps):
+            does, units = "has", [f"{n:,} steps" for n in steps]
     if at := next((at for at, unit in enumerate(units) if unit != units[0]), 0):
-        what = f"times {units[0]}s, run {at + 1} {units[at]}s"
+        what = f"{does} {units[0]}, run {at + 1} {units[at]}"
         note = f"{RUN}1 in the text {what}: they cannot be compared."
-        return replace(runs[0][1], notes=(note, *runs[0][1].notes))
-    what, times = _times([log for _, log in runs])
-    are_titles = len({name for name, _ in runs}) == len(runs)  # else the program prints them
+        return replace(runs[0].log, notes=(note, *runs[0].log.notes))
+    are_titles = len({*names}) == len(runs)  # else the program prints them
     if len(runs) < 2 or not are_titles or not all(times):
         return None
-    pairs = _pairs([name for name, _ in runs]) or [
-        (times.index(max(times)), times.index(min(times)))
-    ]
+    pairs = _pairs(names) or [(times.index(max(times)), times.index(min(times)))]
     pairs = [pair if times[pair[0]] > times[pair[1]] else pair[::-1] for pair in pairs]
     pairs.sort(key=lambda pair: times[pair[1]] / times[pair[0]])
     if times[pairs[0][0]] < _NAMED_APART * times[pairs[0][1]]:
         return None
     note = " ".join(
-        f"{RUN}{slow + 1} in the text (“{runs[slow][0]}”) takes {format_duration(times[slow])} per "
+        f"{RUN}{slow + 1} in the text (“{names[slow]}”) takes {format_duration(times[slow])} per "
         f"{what}, {times[slow] / times[fast]:.2f} times as long as run {fast + 1} "
-        f"(“{runs[fast][0]}”)."
+        f"(“{names[fast]}”)."
         for slow, fast in pairs
     )
-    slowest = runs[pairs[0][0]][1]
+    slowest = runs[pairs[0][0]].log
     return replace(slowest, notes=(note, *slowest.notes))
+
+
+def _are_shares(steps: Sequence[int]) -> bool:
+    """Whether all could be passes over the same data, with other batches or numbers of ranks."""
+    most = max(steps)
+    shares = {n: most / round(most / n) for n in steps}
+    return most % _ROUND > 0 and all(floor(one) <= n <= ceil(one) for n, one in shares.items())
 
 
 def _pairs(names: Sequence[str]) -> list[tuple[int, int]]:
@@ -282,19 +310,20 @@ def _slowest_start(log: TrainingLog) -> TrainingLog:
     ]
     timed = [one for one in parts if min(len(one.iteration), 1 + len(one.steady_ns)) >= _FEWEST]
     what, times = _times(timed)
-    if max(times, default=0) < _APART * min(times, default=0):
+    least = min(times, default=0)
+    if not least or max(times) < _APART * least:
         return log
     each = [format_duration(time) for time in times]
     if len(timed) == len(parts) <= _MOST_STARTS + 1:
-        ratio = max(times) / min(times)
+        ratio = max(times) / least
         note = (
             f"{AGAIN}: each {what} takes {', then '.join(each)}, up to {ratio:.2f} times as long."
         )
         return replace(timed[times.index(max(times))], notes=(note, *log.notes))
     if log.unit != "epoch":
         return log
-    least, most = (format_duration(f(times[:-1])) for f in (min, max))
-    note = NOTES["many_runs"].format(len(parts), log.unit, least, most)
+    fast, slow = (format_duration(f(times[:-1])) for f in (min, max))
+    note = NOTES["many_runs"].format(len(parts), log.unit, fast, slow)
     of_all = ("Pauses between", "The log does not say what passed")
     kept = (one for one in log.notes if not one.startswith(of_all))
     return replace(timed[-1], notes=(note, *kept))
@@ -303,7 +332,7 @@ def _slowest_start(log: TrainingLog) -> TrainingLog:
 def _of_unknown(blocks: Iterable[bytes]) -> Grammar:
     """What a log holds whose program is unknown: reports, phases of an iteration, or epochs."""
     numbers, phases, counters = NamedNumbersGrammar(), PhasesGrammar(), CountersGrammar()
-    for i, block in enumerate(blocks):
+    for i, block in enumerate(map(as_named, blocks)):
         numbers.take(block)
         if numbers.num_found < _MANY_REPORTS:  # else these are not read for nothing
             counters.take(block)

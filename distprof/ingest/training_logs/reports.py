@@ -45,6 +45,7 @@ _MAX_LINE, _MAX_START = 8_000, 200
 _FEWEST_PARTS = 3
 _MOST_ERROR = 0.05  # of a mean that follows from others
 _MANY = 4
+_LEAST_OF_SECONDS = 10_000  # ms, of which a whole second is no large part
 _LEAST_OF_HOURS = 7_200.0  # ms between elapsed hours, whose four decimals are right to 5 % of it
 _ELAPSED = (("elapsed_h", 3.6e6), ("elapsed_s", 1e3), ("elapsed_ms", 1.0))
 _MAX_RATES = 100_000
@@ -321,7 +322,11 @@ class ReportGrammar(Grammar):
         if samples is not None:
             batch = self.facts.get("global_batch_size")
             number = samples / batch if batch else None
-        is_of_wall, least = "elapsed_s" in values, _LEAST_OF_HOURS if "elapsed_h" in values else 0.0
+        is_of_wall, least = "elapsed_s" in values, 0.0
+        if "elapsed_h" in values:
+            least = _LEAST_OF_HOURS
+        elif is_of_wall and values["elapsed_s"].is_integer():
+            least = _LEAST_OF_SECONDS
         elapsed = next((values[name] * ms for name, ms in _ELAPSED if name in values), None)
         if elapsed is not None and number is not None:
             since, of = self._since(number, elapsed, is_of_wall=is_of_wall, least=least)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -33,6 +34,12 @@ _STEPS = ("step", "iteration", "iter", "global_step", "steps")
 _TIMES = ("step_time", "iter_time", "iteration_time", "duration", "elapsed_time_per_iteration")
 _UNITS = {"_ns": 1.0, "_us": 1e3, "_ms": 1e6, "_s": 1e9, "_seconds": 1e9, "_sec": 1e9, "": 1e9}
 
+_PARTS_OF_STEPS = re.compile(
+    r"((?:(?:data|load\w{0,6}|forward|backward|fwd|bwd|optim\w{0,6}|comm)_?){1,2}(?:time|wait)?)"
+    r"((?:_[nmu]?s)?)"
+)
+"""Names of columns with the times of parts of a step, and their suffix."""
+
 _LOSSES = ("loss", "train_loss", "lm_loss")
 _RANKS = ("rank", "Device_id")
 
@@ -48,18 +55,22 @@ class _Columns(NamedTuple):
     step: str
     times: tuple[str, ...]  # They add up to an iteration; the first one must have a value.
     unit_ns: float
-    timers: tuple[str, ...] = ()
+    # Column, name and ns in the unit of parts of an iteration.
+    timers: tuple[tuple[str, str, float], ...] = ()
 
 
 def _columns(names: Sequence[Any]) -> _Columns | None:
     """The columns of a table of steps; None if that of steps or those of times are missing."""
     if set(STEP_TRACE) <= set(names) and "Step" in names:
-        return _Columns("Step", STEP_TRACE, 1e3, _PARTS)
-    plain = {str(name).strip().lower().replace("-", "_"): str(name) for name in names[:1_000]}
+        return _Columns("Step", STEP_TRACE, 1e3, tuple((name, name, 1e3) for name in _PARTS))
+    lower = {str(name).strip().lower().replace("-", "_"): str(name) for name in names[:1_000]}
+    plain = {name.rpartition("/")[2]: full for name, full in lower.items()}
     step = next((plain[name] for name in _STEPS if name in plain), None)
     times = [(base + unit, unit_ns) for base in _TIMES for unit, unit_ns in _UNITS.items()]
     time = next((((plain[name],), unit_ns) for name, unit_ns in times if name in plain), None)
-    return None if step is None or time is None else _Columns(step, *time)
+    parts = ((full, _PARTS_OF_STEPS.fullmatch(name)) for name, full in plain.items())
+    timers = tuple((full, found[1], _UNITS[found[2]]) for full, found in parts if found)
+    return None if step is None or time is None else _Columns(step, *time, timers)
 
 
 def _is_header(line: bytes) -> bool:
@@ -97,7 +108,7 @@ class ColumnsGrammar(Grammar):
                 self.num_unknown += 1
             else:
                 self.take_entry(entry, found)
-        if found is not None and found.timers:
+        if found is not None and found.times == STEP_TRACE:
             self.name = "Ascend's profiler"
         elif found is not None and not any(found.times[0].lower().endswith(u) for u in _UNITS if u):
             self.notes.append(NOTES["column_without_unit"].format(found.times[0]))
@@ -107,7 +118,7 @@ class ColumnsGrammar(Grammar):
         times = [_float(entry.get(name)) for name in columns.times]
         ns = sum(time or 0.0 for time in times) * columns.unit_ns
         number = _float(entry.get(columns.step))
-        is_known = ns > 0 if columns.timers else number is not None
+        is_known = ns > 0 if columns.times == STEP_TRACE else number is not None
         if times[0] is None or not is_known or not 0 <= ns < MAX_SECONDS * 1e9:
             self.num_unknown += 1
             return
@@ -115,8 +126,8 @@ class ColumnsGrammar(Grammar):
                       for names in (_LOSSES, _RANKS))  # fmt: skip
         row = Row(whole_number(number), round(ns), span=1, loss=loss)
         self.add(row._replace(rank=whole_number(rank, 1 << 31)))
-        us = {name: _float(entry.get(name)) or 0.0 for name in columns.timers}
-        self.add_seconds({name: each / 1e6 for name, each in us.items() if each > 0})
+        parts = ((name, (_float(entry.get(full)) or 0) * ns) for full, name, ns in columns.timers)
+        self.add_seconds({name: each / 1e9 for name, each in parts if each > 0})
 
 
 def _cells(line: bytes) -> list[str]:

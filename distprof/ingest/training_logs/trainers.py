@@ -89,6 +89,7 @@ class BarGrammar(Grammar):
     _paused_s: float = 0.0  # evaluations between bars
     _shown: tuple[bytes, int] = b"", 0  # what the last one showed
     _ends: list[tuple[bytes, int]] = msgspec.field(default_factory=list)  # of whole bars
+    num_steps: int = 0  # of the bar that is kept, if it is seen at its end
 
     def take(self, block: bytes) -> None:
         """Follow each bar."""
@@ -175,6 +176,7 @@ class BarGrammar(Grammar):
                 self.rows = [Row(number, s_to_ns(longest.last_second / number), number)]
             self.rows = (len(self.rows) < _FEWEST_SPANS and _rising(longest)) or self.rows
             self._add_start(longest)
+            self.num_steps = longest.last_step * longest.is_done
             if len(bars) > 1 and not any(b.is_of_training or b.is_of_epochs for b in bars.values()):
                 self.name = "the progress bar that ran longest"
                 self.notes.append(NOTES["unnamed_bars"].format(len(bars)))

@@ -89,7 +89,7 @@ def training_verdict(report: Report) -> VerdictText:
     of_runs = of_log or (compared[0] if compared else "")  # printed times before typed ones
     has_phases = bool(_shares(log)) and not compared
     lead = (line, of_runs) if has_phases else (of_runs, line)  # what takes most comes first
-    reasons += tuple(compared[0 if of_log else 1 :])
+    reasons += () if of_log else tuple(compared[1:])
     return (lead[0], (lead[1], *reasons)) if of_runs else (line, reasons)
 
 
