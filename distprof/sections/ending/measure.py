@@ -194,7 +194,7 @@ def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
     begun = {e.file: e.line for e in _of(output, "begun")}
     for event in _of(output, "begun"):
         is_apart = event.text.startswith("nohup: ") or event.line < stood.get(event.file, 0)
-        if _is_begun_again(event, events) and is_apart:
+        if _is_begun_again(event, events) and (is_apart or _trains(event, output)):
             ends[event.file] = max(ends.get(event.file, 0), event.line - 1)
     for event in events:
         is_end = event.fields.get("what") in whole or ("root" in event.fields and is_one_host)
@@ -246,7 +246,9 @@ def _once_finished(found: EndingResult, output: JobOutput, mixed: str) -> Ending
     at = [replace(e, line=max(e.line, e.again)) for e in _of(output, "finished", "closed")]
     last = max(at, key=lambda e: ("gone" not in e.fields, e.line), default=None)
     is_open = bool(mixed) or found.cause in ("", "ready", "set-up", "joining", "aside")
-    if last is None or not is_open or not _is_at_end(last, output):
+    if last is None or not _is_at_end(last, output):
+        return found
+    if not is_open and (found.cause != "peer" or "gone" in last.fields or last.yields == "closed"):
         return found
     unread = (e for e in _without_asides(output) if e.yields == "mixed")
     if any(e.file == last.file and e.line < last.line for e in unread):
@@ -674,13 +676,22 @@ def _survived(output: JobOutput) -> Callable[[OutputEvent], bool]:
         is_short = is_alone or event.yields in ("build", "error")
         line = event.again if event.name == "arguments" else 0
         after = output.lines_of.get(event.file, 0) - max(event.line, line)
-        if after <= (_NEAR_LINES if is_short else _SURVIVED_LINES):
+        most = 1 if is_alone and event.line > 1 and _trains(event, output) else _SURVIVED_LINES
+        if after <= (min(most, _NEAR_LINES) if is_short else most):
             return False
         kinds = {kind: line for (file, kind), line in last.items() if file == event.file}
         loud = (line for kind, line in kinds.items() if kind not in {*quiet, event.yields})
         return max(loud, default=0) <= event.line
 
     return is_survived
+
+
+def _trains(event: OutputEvent, output: JobOutput) -> bool:
+    """Whether the rest of a file, in which nobody writes sentences, has several losses."""
+    after = output.lines_of.get(event.file, 0) - max(event.line, event.again)
+    lines = output.ends.get(event.file, ())[::-1][: max(after, 0)]
+    said = [line for line in lines if words().search("of_people", line)]
+    return not said and len({x for x in lines if words().search("loss", x)}) >= _NAN_NORMS
 
 
 def _is_avoided(event: OutputEvent, output: JobOutput) -> bool:
@@ -1226,7 +1237,7 @@ def _peer(output: JobOutput) -> EndingResult | None:
     dogs = {e.file: e.line for e in reversed(_of(output, "timeout"))}  # they end their process
     if not events or all(e.yields == "peer" and e.line > dogs.get(e.file, e.line) for e in events):
         return None
-    event = min(events, key=lambda e: e.fields.get("code") == "5")  # which only follows another
+    event = min(events, key=_says_little)
     if event.yields != "network":  # NCCL names the reason after the error
         whole = (event, replace(event, rank=None))
         networks = (e for e in events if e.yields == "network")
@@ -1296,6 +1307,11 @@ def _peer(output: JobOutput) -> EndingResult | None:
         tail = f" {words().says('near', near=', '.join(near))}."
         steps = (f"Set NCCL_SOCKET_IFNAME={shared[0]} on every host.", *steps)
     return replace(_made(event.yields, line + tail, event, *steps, ranks=()), suspects=suspects)
+
+
+def _says_little(event: OutputEvent) -> tuple[bool, bool]:
+    """Whether a loss only follows from another (status 5), or names neither status nor peer."""
+    return event.fields.get("code") == "5", event.name == "ib-completion" and not event.fields
 
 
 _NAMING = {"last", "store", "peer", "end"}  # fields of a lost connection that say more
@@ -1377,7 +1393,9 @@ def _died(output: JobOutput) -> EndingResult | None:
     first = ("ray-node", "ray-owner")
     event = min(events, default=None, key=lambda e: (
         "fate" not in e.fields, e.name not in first, e.name == "pod-restarts"))  # fmt: skip
-    if event is not None and event.name == "engine-died" and _of(output, "nccl"):
+    failed = _of(output, "nccl", "network") if event and event.name.startswith("ray-") else ()
+    is_after = any(e.line < event.line and _at(event)[4:] in e.text for e in failed if event)
+    if is_after or (event is not None and event.name == "engine-died" and _of(output, "nccl")):
         return _peer(output)  # the engine only says that its worker ended
     return None if event is None else _ended(event, output)
 
@@ -1521,7 +1539,11 @@ def _waiting(output: JobOutput) -> EndingResult | None:
         if gone or output.lines_of.get(last.file, 0) - max(last.line, last.again) > most:
             return None  # it went by
         return _stuck("waiting", *_told(last)[:1], last, *_told(last)[1])
-    if events and "seconds" in events[-1].fields:
+    if events and "seconds" in (last := events[-1]).fields:
+        lines = output.ends.get(last.file, ())[::-1]
+        lines = lines[: output.lines_of.get(last.file, 0) - max(last.line, last.again)]
+        if any(words().search("serves", line) for line in lines):
+            return None
         text = words().waited[events[-1].name].format_map(events[-1].fields)
         return _stuck("frozen", text, events[-1], *words().steps["engine"])
     return _store(replace(output, events=tuple(replace(e, yields="store") for e in events)))
@@ -1808,7 +1830,8 @@ _READY = "Init COMPLETE"
 
 def _unreadable(output: JobOutput) -> list[OutputEvent]:
     """Tracebacks at the end into which several ranks wrote at once, or that are cut off."""
-    read = {(e.file, e.line) for e in filter(_is_launchers, _of(output, "cut"))}
+    read = {(e.file, e.line) for e in _of(output, "cut", "exception")
+            if e.yields == "exception" or _is_launchers(e)}  # fmt: skip
     events = (e for e in _of(output, "mixed") if (e.file, e.line) not in read)
     return [e for e in events if _is_at_end(e, output)]
 
