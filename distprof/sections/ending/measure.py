@@ -80,7 +80,7 @@ def analyze_ending(run: Run) -> EndingResult:
 
 def diagnose_output(output: JobOutput) -> EndingResult:
     """The most decisive cause in the output of a job; without any, ``state`` is empty."""
-    whole, (output, earlier) = output, _last_run(output)
+    whole, (output, earlier) = output, _last_run(_of_author(output))
     output = _without_title(titled := output)
     has = {event.yields for event in output.events}
     tried = (cause for cause, kinds in _CAUSES.items() if not kinds or has & {*kinds})
@@ -141,6 +141,17 @@ def diagnose_output(output: JobOutput) -> EndingResult:
         world_size=output.world_size,
         num_lines=output.num_lines,
     )
+
+
+def _of_author(output: JobOutput) -> JobOutput:
+    """What the author of a thread shows, without what others answer, if that is anything."""
+    comments = _of(output, "comment")
+    author = next((e.fields["author"] for e in comments if e.line <= _LAST_LINES), "")
+    others = {e.line: e.fields["author"] != author for e in comments}
+    own = (e for e in output.events
+           if not others.get(max((n for n in others if n <= e.line), default=0)))  # fmt: skip
+    shown = replace(output, events=tuple(own))
+    return shown if comments and said_in(shown) else output
 
 
 def _last_bar(output: JobOutput) -> Iterator[str]:
@@ -674,7 +685,7 @@ def _survived(output: JobOutput) -> Callable[[OutputEvent], bool]:
         if event.yields == "error" and is_alone and len(lines) >= _MAX_TOLD:
             return max(lines) - min(lines) > _NEAR_LINES
         is_short = is_alone or event.yields in ("build", "error")
-        line = event.again if event.name == "arguments" else 0
+        line = event.again if event.yields in ("usage", "assert", "build") else 0
         after = output.lines_of.get(event.file, 0) - max(event.line, line)
         most = 1 if is_alone and event.line > 1 and _trains(event, output) else _SURVIVED_LINES
         if after <= (min(most, _NEAR_LINES) if is_short else most):
@@ -1288,7 +1299,7 @@ def _peer(output: JobOutput) -> EndingResult | None:
     warning = _warning_near(event, output, sys.maxsize)
     if suspects:
         tail = f" {capitalized(name_ranks(suspects))} reported nothing."
-    elif event.yields == "peer" and "another rank" in line:
+    elif event.yields == "peer" and "another rank" in line and "/task:" not in whom:
         tail = " The output does not show which rank."
     elif event.yields == "nccl" and "last" not in event.fields and warning is not None:
         also = "" if what in _warned(warning) else f" ({what})"
