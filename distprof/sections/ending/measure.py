@@ -543,6 +543,8 @@ def _blames_program(event: OutputEvent) -> bool:
 
 def _cancelled(output: JobOutput) -> EndingResult | None:
     events = [e for e in _of(output, "cancelled") if e.fields.get("reason")]
+    last = max(events, key=lambda e: e.line).fields["reason"].lower() if events else ""
+    events = [e for e in events if e.fields["reason"].lower() == last]  # of the last run
     # slurmstepd names the first node of the job, srun the one that failed
     event = max(events, key=lambda e: e.fields["reason"] == "Node failure", default=None)
     if event is None:
@@ -687,7 +689,7 @@ def _survived(output: JobOutput) -> Callable[[OutputEvent], bool]:
         is_short = is_alone or event.yields in ("build", "error")
         line = event.again if event.yields in ("usage", "assert", "build") else 0
         after = output.lines_of.get(event.file, 0) - max(event.line, line)
-        most = 1 if is_alone and event.line > 1 and _trains(event, output) else _SURVIVED_LINES
+        most = 1 if is_alone and _trains(event, output) else _SURVIVED_LINES
         if after <= (min(most, _NEAR_LINES) if is_short else most):
             return False
         kinds = {kind: line for (file, kind), line in last.items() if file == event.file}
@@ -702,7 +704,8 @@ def _trains(event: OutputEvent, output: JobOutput) -> bool:
     after = output.lines_of.get(event.file, 0) - max(event.line, event.again)
     lines = output.ends.get(event.file, ())[::-1][: max(after, 0)]
     said = [line for line in lines if words().search("of_people", line)]
-    return not said and len({x for x in lines if words().search("loss", x)}) >= _NAN_NORMS
+    is_apart = bool(said) or lines[-1:] in ((), ("",))
+    return not is_apart and len({x for x in lines if words().search("loss", x)}) >= _NAN_NORMS
 
 
 def _is_avoided(event: OutputEvent, output: JobOutput) -> bool:
@@ -1448,11 +1451,12 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
     events = [e for e in raised if _is_interrupt(e) and not is_survived(e)]
     if not events:
         return None
-    event = next((e for e in events if "frames" in e.fields), events[0])
+    of_parents = [e for e in events if words().search("of_parents", _frames(e))]
+    event = min(events, key=lambda e: ("frames" not in e.fields, e in of_parents))
     shown = _stood(output, events) or _set_up(output)
     if shown is not None and shown.state:  # what it waited for is known
         return shown
-    stacks = _stacks_of(events)
+    stacks = _stacks_of([event])
     place = last_own(_frames(event))
     known = [one.activity for one in stacks_of(replace(output, stacks=stacks)) if one.activity]
     doing = words().activity[known[0]].place.rstrip(",") if known else ""
