@@ -12,7 +12,7 @@ import signal
 import sys
 from bisect import bisect
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 
@@ -48,10 +48,8 @@ _MAX_NAME = 48  # of a tensor: its graph stands before it
 _LINES_AFTER = {"ddp-first-iteration": 3}
 """Lines after a stage in which a text still ends there, if training continues right after it."""
 
-_FATAL = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 _SIGNALS = {one.value: one.name for one in signal.Signals}
 _NAN_NORMS = 3  # more than steps with fp16 that are skipped
-_FOLLOWING = ("peer", "timeout", "position", "missing", "mismatch", "store", "nccl", "network")
 
 
 def about_of(event: OutputEvent) -> str:
@@ -86,7 +84,7 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     tried = (cause for cause, kinds in _CAUSES.items() if not kinds or has & {*kinds})
     causes = ((cause, found) for cause in tried if (found := cause(output)) is not None)
     cause, found = next(causes, (None, EndingResult()))
-    if found.cause in _STARTS and _of(output, "complaint"):
+    if found.cause in words().kinds["starts"] and _of(output, "complaint"):
         verdict = found.verdict.replace("Not decided", "Stuck", 1)
         why = "Its author says that it stands. Healthy jobs print the same up to there."
         verdict += f" T{error[3:]}." if (error := _last_error(output)) else ""
@@ -144,14 +142,12 @@ def diagnose_output(output: JobOutput) -> EndingResult:
 
 
 def _of_author(output: JobOutput) -> JobOutput:
-    """What the author of a thread shows, without what others answer, if that is anything."""
+    """What a thread shows before another person answers, if that is anything."""
     comments = _of(output, "comment")
-    author = next((e.fields["author"] for e in comments if e.line <= _LAST_LINES), "")
-    others = {e.line: e.fields["author"] != author for e in comments}
-    own = (e for e in output.events
-           if not others.get(max((n for n in others if n <= e.line), default=0)))  # fmt: skip
-    shown = replace(output, events=tuple(own))
-    return shown if comments and said_in(shown) else output
+    authors = {e.fields["author"] for e in comments[:1] if e.line <= _LAST_LINES}
+    other = next((e.line for e in comments if e.fields["author"] not in authors), 0)
+    own = replace(output, events=tuple(e for e in output.events if e.line < other))
+    return own if said_in(own) else output
 
 
 def _last_bar(output: JobOutput) -> Iterator[str]:
@@ -180,10 +176,6 @@ def _without_title(output: JobOutput) -> JobOutput:
     marked = (replace(e, fields={**e.fields, "title": told}) if e in titles and _is_title(e) else e
               for e in output.events)  # fmt: skip
     return replace(output, events=tuple(marked))
-
-
-_STARTS = ("set-up", "ready", "joining", "stage")
-"""Causes that healthy jobs show, too, where a text ends in their start."""
 
 
 def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
@@ -257,9 +249,8 @@ def _once_finished(found: EndingResult, output: JobOutput, mixed: str) -> Ending
     at = [replace(e, line=max(e.line, e.again)) for e in _of(output, "finished", "closed")]
     last = max(at, key=lambda e: ("gone" not in e.fields, e.line), default=None)
     is_open = bool(mixed) or found.cause in ("", "ready", "set-up", "joining", "aside")
-    if last is None or not _is_at_end(last, output):
-        return found
-    if not is_open and (found.cause != "peer" or "gone" in last.fields or last.yields == "closed"):
+    is_open |= found.cause == "peer" and last is not None and last.yields == "finished"
+    if last is None or not is_open or not _is_at_end(last, output):
         return found
     unread = (e for e in _without_asides(output) if e.yields == "mixed")
     if any(e.file == last.file and e.line < last.line for e in unread):
@@ -295,18 +286,16 @@ def _without_asides(output: JobOutput) -> Iterator[OutputEvent]:
         numbers = range(event.line - is_inner, last)
         inside |= {(event.file, number, event.rank) for number in numbers}
     for event in output.events:
-        is_inside = event.yields in _OF_ASIDES or event.name == "last-line"
+        is_inside = event.yields in words().kinds["aside"] or event.name == "last-line"
         is_inside &= event.fields.get("type") != "KeyboardInterrupt"
         if (event.file, event.line) in of_end:
-            is_of_end = event.yields in (*_OF_ASIDES, "error")
+            is_of_end = event.yields in (*words().kinds["aside"], "error")
             yield replace(event, yields="closing") if is_of_end else event
         elif not (is_inside and (event.file, event.line, event.rank) in inside):
             yield event
         elif _frames(event):
             yield replace(event, yields="ignored")
 
-
-_OF_ASIDES = ("exception", "cut", "frames", "mixed", "peer", "loader")
 
 _BETWEEN_RUNS = 60
 """Lines that may follow the end of a run: what other ranks and the scheduler still print."""
@@ -543,13 +532,12 @@ def _blames_program(event: OutputEvent) -> bool:
 
 def _cancelled(output: JobOutput) -> EndingResult | None:
     events = [e for e in _of(output, "cancelled") if e.fields.get("reason")]
-    last = max(events, key=lambda e: e.line).fields["reason"].lower() if events else ""
-    events = [e for e in events if e.fields["reason"].lower() == last]  # of the last run
-    # slurmstepd names the first node of the job, srun the one that failed
-    event = max(events, key=lambda e: e.fields["reason"] == "Node failure", default=None)
-    if event is None:
+    if not events:
         return None
-    reason = event.fields["reason"].lower()
+    reason = max(events, key=lambda e: e.line).fields["reason"].lower()  # of the last run
+    same = (e for e in events if e.fields["reason"].lower() == reason)
+    # slurmstepd names the first node of the job, srun the one that failed
+    event = max(same, key=lambda e: e.fields["reason"] == "Node failure")
     text = f"The scheduler ended the job: {reason}{_at(event)}. No rank failed by itself."
     return _made("cancelled", text, event, *advice_on("cancelled", reason), ranks=())
 
@@ -614,11 +602,8 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     others = [e for e in said_in(output) if e.rank not in (None, *ranks)]
     is_before = all(e.line > event.line or e.file != event.file for e in others)
     first = " first" if others and is_before and len(ranks) == 1 else ""
-    text, why = f"{who} failed{first}: {line.rstrip('.')}.", _LAST_CALL.format(place)
+    text, why = f"{who} failed{first}: {line.rstrip('.')}.", words().says("last call", place=place)
     return _made(event.yields, text, event, *steps, why=(why,) * bool(place), ranks=ranks)
-
-
-_LAST_CALL = "Its last own call was {}."
 
 
 def _root(output: JobOutput) -> OutputEvent | None:
@@ -699,10 +684,15 @@ def _survived(output: JobOutput) -> Callable[[OutputEvent], bool]:
     return is_survived
 
 
+def _after(event: OutputEvent, output: JobOutput) -> tuple[str, ...]:
+    """The lines after an event, the last one first."""
+    after = output.lines_of.get(event.file, 0) - max(event.line, event.again)
+    return output.ends.get(event.file, ())[::-1][: max(after, 0)]
+
+
 def _trains(event: OutputEvent, output: JobOutput) -> bool:
     """Whether the rest of a file, in which nobody writes sentences, has several losses."""
-    after = output.lines_of.get(event.file, 0) - max(event.line, event.again)
-    lines = output.ends.get(event.file, ())[::-1][: max(after, 0)]
+    lines = _after(event, output)
     said = [line for line in lines if words().search("of_people", line)]
     is_apart = bool(said) or lines[-1:] in ((), ("",))
     return not is_apart and len({x for x in lines if words().search("loss", x)}) >= _NAN_NORMS
@@ -787,16 +777,12 @@ def _held_by_others(fields: Mapping[str, str]) -> float:
 
 def _in_gib(text: str) -> float:
     """A size as PyTorch prints it; 0 if it is none."""
-    number, _, unit = text.partition(" ")
-    try:
-        return float(number) * _GIB[unit]
-    except (KeyError, ValueError):
-        return 0.0
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ([KMG])iB", text)
+    return float(found[1]) * 2.0 ** (10 * "KMG".index(found[2]) - 20) if found else 0.0
 
 
 _AMPLE = 2  # Times as much as an allocation asks for: so much free memory is no shortage.
 _FULL = 0.05  # … unless it is this share of the GPU: other threads may have freed it meanwhile.
-_GIB = {"KiB": 2.0**-20, "MiB": 2.0**-10, "GiB": 1.0}
 
 
 def _device(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
@@ -929,7 +915,7 @@ def _killed(output: JobOutput) -> EndingResult | None:
     late = {e.file: e.line for e in before}
     aborts = {e.file: e.line for e in reversed(_exits(output))
               if _signal(e) == "SIGABRT" and e.line > late.get(e.file, e.line)}  # fmt: skip
-    exits = (e for e in _exits(output) if _signal(e) in _FATAL)
+    exits = (e for e in _exits(output) if _signal(e) in words().kinds["fatal"])
     exits = (e for e in exits if e.line <= aborts.get(e.file, e.line))
     after = ("died", "job_exit") if failed else ("died",)
     exits = (e for e in exits if e.yields != "job_exit" or not failed or e.file in late)
@@ -1014,7 +1000,7 @@ def _last_error(output: JobOutput) -> str:
 
 def _crash(output: JobOutput) -> EndingResult | None:
     """A crash; what aborts after a time-out or a lost peer, only follows from it."""
-    followed = bool(_of(output, *_FOLLOWING, "died"))
+    followed = bool(_of(output, *words().kinds["before abort"]))
     events = [
         e for e in _of(output, "crash") if not (followed and re.search("Abort|SIGABRT", e.text))
     ]
@@ -1033,7 +1019,7 @@ def _crash(output: JobOutput) -> EndingResult | None:
     where = f"{library and f' in {library}'}{meaning}"
     text = f"{only or _subject(event)} crashed: {what[:_MAX_QUOTE]}{where}."
     steps = (*advice_on("crash", library or f"what: {what}"), *advice_on("signal", is_bus), *own)
-    why = (_LAST_CALL.format(stack.calls[0]),) if stack else ()
+    why = (words().says("last call", place=stack.calls[0]),) if stack else ()
     return _made("crash", text, event, *steps, why=why)
 
 
@@ -1251,7 +1237,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
     dogs = {e.file: e.line for e in reversed(_of(output, "timeout"))}  # they end their process
     if not events or all(e.yields == "peer" and e.line > dogs.get(e.file, e.line) for e in events):
         return None
-    event = min(events, key=_says_little)
+    event = min(events, key=lambda e: (  # status 5 only follows another
+        e.fields.get("code") == "5", e.name == "ib-completion" and not e.fields))  # fmt: skip
     if event.yields != "network":  # NCCL names the reason after the error
         whole = (event, replace(event, rank=None))
         networks = (e for e in events if e.yields == "network")
@@ -1323,13 +1310,7 @@ def _peer(output: JobOutput) -> EndingResult | None:
     return replace(_made(event.yields, line + tail, event, *steps, ranks=()), suspects=suspects)
 
 
-def _says_little(event: OutputEvent) -> tuple[bool, bool]:
-    """Whether a loss only follows from another (status 5), or names neither status nor peer."""
-    return event.fields.get("code") == "5", event.name == "ib-completion" and not event.fields
-
-
 _NAMING = {"last", "store", "peer", "end"}  # fields of a lost connection that say more
-_UNNAMED = ", and its lines do not name that rank"
 
 
 def _frozen(output: JobOutput) -> EndingResult | None:
@@ -1358,7 +1339,8 @@ def _frozen(output: JobOutput) -> EndingResult | None:
         group = fields.get("group", "")
         whom += f" of {group}" if "remote" in fields and group else ""
         where = f" in {operation_kind(fields['tag'])}" if "tag" in fields else ""
-        unnamed = "" if "remote" in fields or event.name != "gloo-timeout" else _UNNAMED
+        is_unnamed = event.name == "gloo-timeout" and "remote" not in fields
+        unnamed = words().said["unnamed"] * is_unnamed
         unnamed += f". A traceback shows it{called}" * (called != "" == where)
         took = f"for {format_duration(limit * 1_000_000)} " if limit else ""
         text = f"{raiser} waited {took}for {whom}{where} {words().waited[event.name]}{unnamed}"
@@ -1384,8 +1366,7 @@ def _called(output: JobOutput) -> str:
 def _only_ended(output: JobOutput) -> str:
     """The process that a signal ended, if a launcher names one; else empty."""
     ended = [e.fields for e in _of(output, "local_exit") if _signal(e) and "pid" in e.fields]
-    text = "the process with local rank {local} (pid {pid})"
-    return text.format_map(ended[0]) if len(ended) == 1 else ""
+    return words().said["only ended"].format_map(ended[0]) if len(ended) == 1 else ""
 
 
 def _with_fewest_pending(events: Iterable[OutputEvent]) -> tuple[tuple[int, ...], str]:
@@ -1407,10 +1388,10 @@ def _died(output: JobOutput) -> EndingResult | None:
     first = ("ray-node", "ray-owner")
     event = min(events, default=None, key=lambda e: (
         "fate" not in e.fields, e.name not in first, e.name == "pod-restarts"))  # fmt: skip
-    failed = _of(output, "nccl", "network") if event and event.name.startswith("ray-") else ()
-    is_after = any(e.line < event.line and _at(event)[4:] in e.text for e in failed if event)
-    if is_after or (event is not None and event.name == "engine-died" and _of(output, "nccl")):
-        return _peer(output)  # the engine only says that its worker ended
+    if event is not None and event.name.startswith(("ray-", "engine-")):
+        failed = (e for e in _of(output, "nccl", "network") if e.line < event.line)
+        if any(event.fields.get("host", "") in e.text for e in failed):
+            return _peer(output)  # which ended the worker
     return None if event is None else _ended(event, output)
 
 
@@ -1433,10 +1414,8 @@ def _stopped(output: JobOutput) -> EndingResult | None:
         return began
     by = f"its launcher got {name or 'a signal'}"
     how = words().stopped.get(name or event.yields, by)
-    text, steps = (
-        f"The job was ended from outside: {how}.",
-        advice_on("stopped", name or event.yields),
-    )
+    steps = advice_on("stopped", name or event.yields)
+    text = f"The job was ended from outside: {how}."
     found = _made("stopped", text, event, *steps, ranks=())
     waits = _joining(output)
     if waits is None:
@@ -1555,12 +1534,10 @@ def _waiting(output: JobOutput) -> EndingResult | None:
             return None  # it went by
         return _stuck("waiting", *_told(last)[:1], last, *_told(last)[1])
     if events and "seconds" in (last := events[-1]).fields:
-        lines = output.ends.get(last.file, ())[::-1]
-        lines = lines[: output.lines_of.get(last.file, 0) - max(last.line, last.again)]
-        if any(words().search("serves", line) for line in lines):
+        if any(words().search("serves", line) for line in _after(last, output)):
             return None
-        text = words().waited[events[-1].name].format_map(events[-1].fields)
-        return _stuck("frozen", text, events[-1], *words().steps["engine"])
+        text = words().waited[last.name].format_map(last.fields)
+        return _stuck("frozen", text, last, *words().steps["engine"])
     return _store(replace(output, events=tuple(replace(e, yields="store") for e in events)))
 
 
@@ -1593,8 +1570,7 @@ def _at_stage(output: JobOutput) -> EndingResult | None:
     if last is None or not _is_at_end(last, output, _LINES_AFTER.get(last.name, STAGE_LINES)):
         return None
     after = [e for e in _of(output, "closing") if e.file == last.file and e.line > last.line]
-    lines = output.ends.get(last.file, ())[::-1][: output.lines_of.get(last.file, 0) - last.line]
-    if _went_on(lines) or (after and not _of(output, "stopped")):
+    if _went_on(last, output) or (after and not _of(output, "stopped")):
         return None
     if last.yields == "stage":
         says, steps = _told(last)
@@ -1603,8 +1579,9 @@ def _at_stage(output: JobOutput) -> EndingResult | None:
     return _undecided("stage", text, "preparing") if _prepares(last) else None
 
 
-def _went_on(after: Sequence[str]) -> bool:
-    """Whether lines show that a job continued: a loss, or counters that differ."""
+def _went_on(event: OutputEvent, output: JobOutput) -> bool:
+    """Whether lines after an event show that a job continued: a loss, or counters that differ."""
+    after = _after(event, output)
     found = [one for line in after for one in re.finditer(words().patterns["counter"], line)]
     names = [one.string[max(one.start() - 8, 0) : one.start()] + one[0][:2] for one in found]
     names = [re.sub(r"\d", "", name) for name in names]
@@ -1698,7 +1675,7 @@ def _complained(output: JobOutput) -> EndingResult | None:
         return _undecided("set-up", text, "set-up")
     at = class_of("complaint", said_by(output)) or class_of("complaint", shown)
     unknown = ". The text shows no reason" if at else ", but the text shows no reason"
-    found = "" if shown.startswith(_FIRST_TROUBLE) else unknown
+    found = "" if shown.startswith(words().said["trouble"]) else unknown
     lacks = "It holds no time-out, end or Python stack"
     if words().search("native_frames", "\n".join(next(iter(output.ends.values()), ()))):
         shown, lacks = "", "Its native stack, of a debugger, names no call that is known to wait"
@@ -1742,11 +1719,10 @@ def last_printed(output: JobOutput) -> str:
     trouble = next((x for x in whole if words().search("trouble", x)), "")
     line = trouble or lines[-1]
     line = line if len(line) <= _MAX_SAID else f"…{line[-_MAX_SAID:].lstrip()}"
-    return f"{_FIRST_TROUBLE if trouble else 'Its last line of output is'} “{line}”. "
+    return f"{words().said['trouble' if trouble else 'last line']} “{line}”. "
 
 
 _MIN_SAID = 16  # a shorter line, such as a heading, tells nothing
-_FIRST_TROUBLE = "The first trouble that it prints is"
 
 
 def _calls(output: JobOutput) -> EndingResult | None:
@@ -1777,8 +1753,8 @@ def _calls(output: JobOutput) -> EndingResult | None:
         ahead = next(e for number, e in last.values() if number == highest)
         last_calls = {"at": at, "what": _launch(event), "highest": highest, "ahead": _launch(ahead)}
         text = words().says("calls", who=name_ranks(late), **last_calls)
-        why = "If the text was cut while the job ran, ranks may differ by a few calls."
-        return replace(_stuck("behind", text, event, ranks=late), alternatives=(why,))
+        found = _stuck("behind", text, event, ranks=late)
+        return replace(found, alternatives=(words().said["few calls"],))
     return None
 
 

@@ -224,7 +224,7 @@ def test_an_error_over_a_log_that_someone_shows_is_an_end(written: str) -> None:
 
 def test_a_store_that_is_lost_after_the_end_is_none_of_a_failure() -> None:
     reader = Reader()
-    text = ("{'train_runtime': 51.1, 'train_loss': 0.61}\n[rank1]:[W1109 03:10:12.1 TCPStore.cpp:12]"
+    text = ("{'train_runtime': 51.1, 'train_loss': 0.61}\n[rank1]:[W1109 03:10:12 TCPStore.cpp:9]"
             " [c10d] recvValue failed on SocketImpl(fd=8, addr=[localhost]:41026,"
             " remote=[localhost]:29500): Connection reset by peer\n")  # fmt: skip
     reader.take_blocks([text.encode()], "job.out", None)
