@@ -45,9 +45,6 @@ _MAX_LINES = 200
 _MAX_QUOTE = 200
 _MAX_SAID = 110
 _MAX_NAME = 48  # of a tensor: its graph stands before it
-_LINES_AFTER = {"ddp-first-iteration": 3}
-"""Lines after a stage in which a text still ends there, if training continues right after it."""
-
 _SIGNALS = {one.value: one.name for one in signal.Signals}
 _NAN_NORMS = 3  # more than steps with fp16 that are skipped
 
@@ -180,7 +177,8 @@ def _without_title(output: JobOutput) -> JobOutput:
 
 def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
     """The events of the last run that files hold, and what is left out before it."""
-    events = tuple(_without_asides(output))
+    own = (e for e in output.events if not words().search("logged as a warning", e.text))
+    events = tuple(_without_asides(replace(output, events=tuple(own))))
     jobs = {e.fields.get("job", "").split(".")[0] for e in events if e.yields == "cancelled"}
     whole = ("JOB", "STEP") if len(jobs) > 1 else ("JOB",)
     tables = [e for e in events if e.name == "elastic-failure"]
@@ -204,7 +202,9 @@ def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
         is_end &= event.line < begun.get(event.file, sys.maxsize)  # launchers here say it
         last = failed if is_end else raised if event.name in ("not-started", "arguments") else {}
         for at in filter(None, (event.line, event.again)):
-            if at + _BETWEEN_RUNS * is_end < last.get(event.file, 0) or event.yields == "finished":
+            is_past = is_end and at + _NEAR_LINES < output.lines_of.get(event.file, 0)
+            is_past |= at + _BETWEEN_RUNS * is_end < last.get(event.file, 0)
+            if is_past or event.yields == "finished":
                 ends[event.file] = max(ends.get(event.file, 0), at)
     kept = [
         e if e.line > ends.get(e.file, 0) or _is_title(e) else replace(e, line=e.again)
@@ -543,8 +543,7 @@ def _cancelled(output: JobOutput) -> EndingResult | None:
 
 
 def _at(event: OutputEvent) -> str:
-    host = event.fields.get("host", "")
-    return f" on {host}" if host else ""
+    return f" on {event.fields['host']}" if event.fields.get("host") else ""
 
 
 def _own_errors(output: JobOutput) -> EndingResult | None:
@@ -671,11 +670,10 @@ def _survived(output: JobOutput) -> Callable[[OutputEvent], bool]:
         lines = told.get((event.file, event.fields.get("type", "")), ())
         if event.yields == "error" and is_alone and len(lines) >= _MAX_TOLD:
             return max(lines) - min(lines) > _NEAR_LINES
-        is_short = is_alone or event.yields in ("build", "error")
+        most = _NEAR_LINES if is_alone or event.yields in ("build", "error") else _SURVIVED_LINES
         line = event.again if event.yields in ("usage", "assert", "build") else 0
         after = output.lines_of.get(event.file, 0) - max(event.line, line)
-        most = 1 if is_alone and _trains(event, output) else _SURVIVED_LINES
-        if after <= (min(most, _NEAR_LINES) if is_short else most):
+        if after <= most and not (is_alone and _trains(event, output)):
             return False
         kinds = {kind: line for (file, kind), line in last.items() if file == event.file}
         loud = (line for kind, line in kinds.items() if kind not in {*quiet, event.yields})
@@ -980,14 +978,12 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
 def _reason(output: JobOutput, code: int | None = None) -> str:
     """What the output, or else the code, shows about an exit that no row explains."""
     is_survived = _survived(output)
-    launched = {
-        _key(e) for e in _of(output, "exception") if words().search("launching", _frames(e))
-    }
+    raised = _of(output, "exception")
+    launched = {_key(e) for e in raised if words().search("launching", _frames(e))}
     for event in _of(output, "exception", "error"):
         if _is_of_program(event) and not (is_survived(event) or _key(event) in launched):
             return f"; the output shows “{_exception(event)[0]}”"
-    known = words().codes.get(str(code))
-    return known or _last_error(output) or "; the output does not show why"
+    return words().codes.get(str(code)) or _last_error(output) or "; the output does not show why"
 
 
 def _last_error(output: JobOutput) -> str:
@@ -1567,7 +1563,8 @@ def _at_stage(output: JobOutput) -> EndingResult | None:
     events = [replace(e, line=max(e.line, e.again)) for e in _of(output, *kinds)]
     events = [e for e in events if not (have_joined and e.name == "torch-join")]
     last = max(events, key=lambda e: e.line, default=None)
-    if last is None or not _is_at_end(last, output, _LINES_AFTER.get(last.name, STAGE_LINES)):
+    is_first = last is not None and last.name == "ddp-first-iteration"  # training continues
+    if last is None or not _is_at_end(last, output, 3 if is_first else STAGE_LINES):
         return None
     after = [e for e in _of(output, "closing") if e.file == last.file and e.line > last.line]
     if _went_on(last, output) or (after and not _of(output, "stopped")):
@@ -1821,8 +1818,7 @@ _READY = "Init COMPLETE"
 
 def _unreadable(output: JobOutput) -> list[OutputEvent]:
     """Tracebacks at the end into which several ranks wrote at once, or that are cut off."""
-    read = {(e.file, e.line) for e in _of(output, "cut", "exception")
-            if e.yields == "exception" or _is_launchers(e)}  # fmt: skip
+    read = {(e.file, e.line) for e in _of(output, "cut", "exception")}
     events = (e for e in _of(output, "mixed") if (e.file, e.line) not in read)
     return [e for e in events if _is_at_end(e, output)]
 

@@ -204,9 +204,12 @@ WAITS = "(EngineCore pid=3) INFO No available shared memory broadcast block foun
         f"{MEMORY}Reducing the batch from 16 to 8\n{STEPS}",
         f"{MEMORY}ERROR:torch.distributed.elastic:failed (exitcode: 1) local_rank: 0 (pid: 8) of "
         f"binary: python\n{LAUNCHED}{STEPS}",
+        "WARNING 06-25 [imports.py:4] Traceback (most recent call last):\nWARNING 06-25 [imports.py:4] "
+        f"ImportError: libnvrtc.so.13: cannot open shared object file\n{STEPS}",
+        f"slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-06T13:31:01 ***\n{STEPS * 110}",
         f"{WAITS}{WAITS}(APIServer pid=1) INFO:     Application startup complete.\n",
     ],
-    ids=["retry", "smaller-batch", "next-launch", "engine"],
+    ids=["retry", "smaller-batch", "next-launch", "warning", "next-job", "engine"],
 )
 def test_what_a_job_left_behind_is_no_end(text: str) -> None:
     reader = Reader()
