@@ -35,7 +35,8 @@ INNER = b"\x1f"
 """Stands before a line end within a text, so that lines are counted as the file has them."""
 
 _DOCKER = re.compile(rb'\{"log": ?"')  # each line, by its driver json-file
-_ENTITIES = {b"&quot;": b'"', b"&lt;": b"<", b"&gt;": b">", b"&#39;": b"'", b"&amp;": b"&"}
+_ENTITIES = {b"&quot;": b'"', b"&lt;": b"<", b"&gt;": b">", b"&#39;": b"'", b"&#x27;": b"'",
+             b"&amp;": b"&"}  # fmt: skip
 _SPACES = b"\xc2\xa0"
 _ESCAPES = re.compile(
     rb"\x1b(?:\[[0-9;?]{0,40}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,500}(?:\x07|\x1b\\)|[@-Z\\-_])"
@@ -56,12 +57,13 @@ _TIMES = tuple(map(re.compile, (
 
 _LABELS = tuple(map(re.compile, (
     rb"\[pod/[\w./-]{1,200}\] ",
+    rb"[a-z][a-z0-9-]{2,60}-(?:\d{1,4}|[a-z0-9]{5}) [a-z][a-z0-9-]{1,40} ",
     rb"[a-z]\w{0,60}-[\w.-]{0,60}\d {1,40}\| ",
     rb"\([A-Za-z][\w.()]{0,80} pid=\d{1,10}(?:, ip=[\w.:]{1,45})?\) ",
     rb"(?!(?:rank|gpu|cuda|step|epoch|iter|local|task|run)[-_]?\d)"
     rb"[a-z]{2}[\w.-]{0,60}\d[\w.-]{0,60}: ",
 )))  # fmt: skip
-"""What kubectl, Docker Compose, Ray and pdsh call the process or the machine of a line."""
+"""What kubectl, stern, Docker Compose, Ray and pdsh call the process or the machine of a line."""
 
 _FRAME = re.compile(rb'File "|at |#\d|/|\S+ \([^()]{1,200}:\d+\)')  # indented by itself
 _FENCE = re.compile(rb"(?m)^```\w{0,20}[ \t]*$")

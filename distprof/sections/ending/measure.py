@@ -401,7 +401,7 @@ def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
     return replace(found, alternatives=(*found.alternatives, also))
 
 
-_JUST_BEFORE = 12
+_JUST_BEFORE, _LAST_LINES = 12, 5
 
 
 def _shown_before(found: EndingResult, output: JobOutput) -> str:
@@ -505,6 +505,8 @@ def _xid(output: JobOutput, cause: str = "xid") -> EndingResult | None:
     event = next(events, None)
     if event is None:
         return None
+    told = (e.rank for e in _of(output, "device") if e.line == event.again)  # by its watchdog
+    event = replace(event, rank=next(told, None)) if event.rank is None else event
     number, meaning = _xid_of(event)
     fields = event.fields
     what = f"Xid {number} (PCI {fields.get('bus', '')})" if number else fields.get("what", "")
@@ -689,11 +691,11 @@ def _after(event: OutputEvent, output: JobOutput) -> tuple[str, ...]:
 
 
 def _trains(event: OutputEvent, output: JobOutput) -> bool:
-    """Whether the rest of a file, in which nobody writes sentences, has several losses."""
+    """Whether several losses follow in a file, up to the first of which nobody writes."""
     lines = _after(event, output)
-    said = [line for line in lines if words().search("of_people", line)]
-    is_apart = bool(said) or lines[-1:] in ((), ("",))
-    return not is_apart and len({x for x in lines if words().search("loss", x)}) >= _NAN_NORMS
+    losses = [at for at, line in enumerate(lines) if words().search("loss", line)]
+    said = (words().search("of_people", line) for line in lines[max(losses, default=0) :])
+    return len({lines[at] for at in losses}) >= _NAN_NORMS and lines[-1] != "" and not any(said)
 
 
 def _is_avoided(event: OutputEvent, output: JobOutput) -> bool:
@@ -1515,9 +1517,6 @@ def _is_launchers(event: OutputEvent) -> bool:
     return bool(
         words().search("of_launchers", files[-1] if files else event.fields.get("type", ""))
     )
-
-
-_LAST_LINES = 5
 
 
 def _waiting(output: JobOutput) -> EndingResult | None:
