@@ -505,8 +505,8 @@ def _xid(output: JobOutput, cause: str = "xid") -> EndingResult | None:
     event = next(events, None)
     if event is None:
         return None
-    told = (e.rank for e in _of(output, "device") if e.line == event.again)  # by its watchdog
-    event = replace(event, rank=next(told, None)) if event.rank is None else event
+    watched = (e.rank for e in _of(output, "device") if e.line == event.again)
+    event = replace(event, rank=next(watched, None)) if event.rank is None else event
     number, meaning = _xid_of(event)
     fields = event.fields
     what = f"Xid {number} (PCI {fields.get('bus', '')})" if number else fields.get("what", "")
