@@ -54,6 +54,7 @@ WRAPPINGS: dict[str, Callable[[str], str]] = {
     "journal": each("Jan 02 03:04:05 node-7 python3[4242]: "),
     "json-file": lambda text: "".join(f"{object_of(line)}\n" for line in text.splitlines()),
     "kubectl": each("[pod/trainer-0/pytorch] "),
+    "stern": each("trainer-0 pytorch "),
     "compose": each("trainer-0  | "),
     "ray": each("(Worker pid=4242, ip=10.0.0.7) "),
     "pdsh": each("gpu-node-07: "),

@@ -12,7 +12,7 @@ import signal
 import sys
 from bisect import bisect
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 
@@ -45,13 +45,8 @@ _MAX_LINES = 200
 _MAX_QUOTE = 200
 _MAX_SAID = 110
 _MAX_NAME = 48  # of a tensor: its graph stands before it
-_LINES_AFTER = {"ddp-first-iteration": 3}
-"""Lines after a stage in which a text still ends there, if training continues right after it."""
-
-_FATAL = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 _SIGNALS = {one.value: one.name for one in signal.Signals}
 _NAN_NORMS = 3  # more than steps with fp16 that are skipped
-_FOLLOWING = ("peer", "timeout", "position", "missing", "mismatch", "store", "nccl", "network")
 
 
 def about_of(event: OutputEvent) -> str:
@@ -80,13 +75,13 @@ def analyze_ending(run: Run) -> EndingResult:
 
 def diagnose_output(output: JobOutput) -> EndingResult:
     """The most decisive cause in the output of a job; without any, ``state`` is empty."""
-    whole, (output, earlier) = output, _last_run(output)
+    whole, (output, earlier) = output, _last_run(_of_author(output))
     output = _without_title(titled := output)
     has = {event.yields for event in output.events}
     tried = (cause for cause, kinds in _CAUSES.items() if not kinds or has & {*kinds})
     causes = ((cause, found) for cause in tried if (found := cause(output)) is not None)
     cause, found = next(causes, (None, EndingResult()))
-    if found.cause in _STARTS and _of(output, "complaint"):
+    if found.cause in words().kinds["starts"] and _of(output, "complaint"):
         verdict = found.verdict.replace("Not decided", "Stuck", 1)
         why = "Its author says that it stands. Healthy jobs print the same up to there."
         verdict += f" T{error[3:]}." if (error := _last_error(output)) else ""
@@ -143,6 +138,15 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     )
 
 
+def _of_author(output: JobOutput) -> JobOutput:
+    """What a thread shows before another person answers, if that is anything."""
+    comments = _of(output, "comment")
+    authors = {e.fields["author"] for e in comments[:1] if e.line <= _LAST_LINES}
+    other = next((e.line for e in comments if e.fields["author"] not in authors), 0)
+    own = replace(output, events=tuple(e for e in output.events if e.line < other))
+    return own if said_in(own) else output
+
+
 def _last_bar(output: JobOutput) -> Iterator[str]:
     """How far a job came that was ended, according to the last bar of progress near its end."""
     lines = next(iter(output.ends.values()), ()) if len(output.ends) == 1 else ()
@@ -171,13 +175,10 @@ def _without_title(output: JobOutput) -> JobOutput:
     return replace(output, events=tuple(marked))
 
 
-_STARTS = ("set-up", "ready", "joining", "stage")
-"""Causes that healthy jobs show, too, where a text ends in their start."""
-
-
 def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
     """The events of the last run that files hold, and what is left out before it."""
-    events = tuple(_without_asides(output))
+    own = (e for e in output.events if not words().search("logged as a warning", e.text))
+    events = tuple(_without_asides(replace(output, events=tuple(own))))
     jobs = {e.fields.get("job", "").split(".")[0] for e in events if e.yields == "cancelled"}
     whole = ("JOB", "STEP") if len(jobs) > 1 else ("JOB",)
     tables = [e for e in events if e.name == "elastic-failure"]
@@ -194,14 +195,16 @@ def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
     begun = {e.file: e.line for e in _of(output, "begun")}
     for event in _of(output, "begun"):
         is_apart = event.text.startswith("nohup: ") or event.line < stood.get(event.file, 0)
-        if _is_begun_again(event, events) and is_apart:
+        if _is_begun_again(event, events) and (is_apart or _trains(event, output)):
             ends[event.file] = max(ends.get(event.file, 0), event.line - 1)
     for event in events:
         is_end = event.fields.get("what") in whole or ("root" in event.fields and is_one_host)
         is_end &= event.line < begun.get(event.file, sys.maxsize)  # launchers here say it
         last = failed if is_end else raised if event.name in ("not-started", "arguments") else {}
         for at in filter(None, (event.line, event.again)):
-            if at + _BETWEEN_RUNS * is_end < last.get(event.file, 0) or event.yields == "finished":
+            is_past = is_end and at + _NEAR_LINES < output.lines_of.get(event.file, 0)
+            is_past |= at + _BETWEEN_RUNS * is_end < last.get(event.file, 0)
+            if is_past or event.yields == "finished":
                 ends[event.file] = max(ends.get(event.file, 0), at)
     kept = [
         e if e.line > ends.get(e.file, 0) or _is_title(e) else replace(e, line=e.again)
@@ -246,6 +249,7 @@ def _once_finished(found: EndingResult, output: JobOutput, mixed: str) -> Ending
     at = [replace(e, line=max(e.line, e.again)) for e in _of(output, "finished", "closed")]
     last = max(at, key=lambda e: ("gone" not in e.fields, e.line), default=None)
     is_open = bool(mixed) or found.cause in ("", "ready", "set-up", "joining", "aside")
+    is_open |= found.cause == "peer" and last is not None and last.yields == "finished"
     if last is None or not is_open or not _is_at_end(last, output):
         return found
     unread = (e for e in _without_asides(output) if e.yields == "mixed")
@@ -282,18 +286,16 @@ def _without_asides(output: JobOutput) -> Iterator[OutputEvent]:
         numbers = range(event.line - is_inner, last)
         inside |= {(event.file, number, event.rank) for number in numbers}
     for event in output.events:
-        is_inside = event.yields in _OF_ASIDES or event.name == "last-line"
+        is_inside = event.yields in words().kinds["aside"] or event.name == "last-line"
         is_inside &= event.fields.get("type") != "KeyboardInterrupt"
         if (event.file, event.line) in of_end:
-            is_of_end = event.yields in (*_OF_ASIDES, "error")
+            is_of_end = event.yields in (*words().kinds["aside"], "error")
             yield replace(event, yields="closing") if is_of_end else event
         elif not (is_inside and (event.file, event.line, event.rank) in inside):
             yield event
         elif _frames(event):
             yield replace(event, yields="ignored")
 
-
-_OF_ASIDES = ("exception", "cut", "frames", "mixed", "peer", "loader")
 
 _BETWEEN_RUNS = 60
 """Lines that may follow the end of a run: what other ranks and the scheduler still print."""
@@ -399,7 +401,7 @@ def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
     return replace(found, alternatives=(*found.alternatives, also))
 
 
-_JUST_BEFORE = 12
+_JUST_BEFORE, _LAST_LINES = 12, 5
 
 
 def _shown_before(found: EndingResult, output: JobOutput) -> str:
@@ -503,6 +505,8 @@ def _xid(output: JobOutput, cause: str = "xid") -> EndingResult | None:
     event = next(events, None)
     if event is None:
         return None
+    watched = (e.rank for e in _of(output, "device") if e.line == event.again)
+    event = replace(event, rank=next(watched, None)) if event.rank is None else event
     number, meaning = _xid_of(event)
     fields = event.fields
     what = f"Xid {number} (PCI {fields.get('bus', '')})" if number else fields.get("what", "")
@@ -530,18 +534,18 @@ def _blames_program(event: OutputEvent) -> bool:
 
 def _cancelled(output: JobOutput) -> EndingResult | None:
     events = [e for e in _of(output, "cancelled") if e.fields.get("reason")]
-    # slurmstepd names the first node of the job, srun the one that failed
-    event = max(events, key=lambda e: e.fields["reason"] == "Node failure", default=None)
-    if event is None:
+    if not events:
         return None
-    reason = event.fields["reason"].lower()
+    reason = max(events, key=lambda e: e.line).fields["reason"].lower()  # of the last run
+    same = (e for e in events if e.fields["reason"].lower() == reason)
+    # slurmstepd names the first node of the job, srun the one that failed
+    event = max(same, key=lambda e: e.fields["reason"] == "Node failure")
     text = f"The scheduler ended the job: {reason}{_at(event)}. No rank failed by itself."
     return _made("cancelled", text, event, *advice_on("cancelled", reason), ranks=())
 
 
 def _at(event: OutputEvent) -> str:
-    host = event.fields.get("host", "")
-    return f" on {host}" if host else ""
+    return f" on {event.fields['host']}" if event.fields.get("host") else ""
 
 
 def _own_errors(output: JobOutput) -> EndingResult | None:
@@ -599,11 +603,8 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     others = [e for e in said_in(output) if e.rank not in (None, *ranks)]
     is_before = all(e.line > event.line or e.file != event.file for e in others)
     first = " first" if others and is_before and len(ranks) == 1 else ""
-    text, why = f"{who} failed{first}: {line.rstrip('.')}.", _LAST_CALL.format(place)
+    text, why = f"{who} failed{first}: {line.rstrip('.')}.", words().says("last call", place=place)
     return _made(event.yields, text, event, *steps, why=(why,) * bool(place), ranks=ranks)
-
-
-_LAST_CALL = "Its last own call was {}."
 
 
 def _root(output: JobOutput) -> OutputEvent | None:
@@ -671,16 +672,30 @@ def _survived(output: JobOutput) -> Callable[[OutputEvent], bool]:
         lines = told.get((event.file, event.fields.get("type", "")), ())
         if event.yields == "error" and is_alone and len(lines) >= _MAX_TOLD:
             return max(lines) - min(lines) > _NEAR_LINES
-        is_short = is_alone or event.yields in ("build", "error")
-        line = event.again if event.name == "arguments" else 0
+        most = _NEAR_LINES if is_alone or event.yields in ("build", "error") else _SURVIVED_LINES
+        line = event.again if event.yields in ("usage", "assert", "build") else 0
         after = output.lines_of.get(event.file, 0) - max(event.line, line)
-        if after <= (_NEAR_LINES if is_short else _SURVIVED_LINES):
+        if after <= most and not (is_alone and _trains(event, output)):
             return False
         kinds = {kind: line for (file, kind), line in last.items() if file == event.file}
         loud = (line for kind, line in kinds.items() if kind not in {*quiet, event.yields})
         return max(loud, default=0) <= event.line
 
     return is_survived
+
+
+def _after(event: OutputEvent, output: JobOutput) -> tuple[str, ...]:
+    """The lines after an event, the last one first."""
+    after = output.lines_of.get(event.file, 0) - max(event.line, event.again)
+    return output.ends.get(event.file, ())[::-1][: max(after, 0)]
+
+
+def _trains(event: OutputEvent, output: JobOutput) -> bool:
+    """Whether several losses follow in a file, up to the first of which nobody writes."""
+    lines = _after(event, output)
+    losses = [at for at, line in enumerate(lines) if words().search("loss", line)]
+    said = (words().search("of_people", line) for line in lines[max(losses, default=0) :])
+    return len({lines[at] for at in losses}) >= _NAN_NORMS and lines[-1] != "" and not any(said)
 
 
 def _is_avoided(event: OutputEvent, output: JobOutput) -> bool:
@@ -762,16 +777,12 @@ def _held_by_others(fields: Mapping[str, str]) -> float:
 
 def _in_gib(text: str) -> float:
     """A size as PyTorch prints it; 0 if it is none."""
-    number, _, unit = text.partition(" ")
-    try:
-        return float(number) * _GIB[unit]
-    except (KeyError, ValueError):
-        return 0.0
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ([KMG])iB", text)
+    return float(found[1]) * 2.0 ** (10 * "KMG".index(found[2]) - 20) if found else 0.0
 
 
 _AMPLE = 2  # Times as much as an allocation asks for: so much free memory is no shortage.
 _FULL = 0.05  # … unless it is this share of the GPU: other threads may have freed it meanwhile.
-_GIB = {"KiB": 2.0**-20, "MiB": 2.0**-10, "GiB": 1.0}
 
 
 def _device(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
@@ -904,7 +915,7 @@ def _killed(output: JobOutput) -> EndingResult | None:
     late = {e.file: e.line for e in before}
     aborts = {e.file: e.line for e in reversed(_exits(output))
               if _signal(e) == "SIGABRT" and e.line > late.get(e.file, e.line)}  # fmt: skip
-    exits = (e for e in _exits(output) if _signal(e) in _FATAL)
+    exits = (e for e in _exits(output) if _signal(e) in words().kinds["fatal"])
     exits = (e for e in exits if e.line <= aborts.get(e.file, e.line))
     after = ("died", "job_exit") if failed else ("died",)
     exits = (e for e in exits if e.yields != "job_exit" or not failed or e.file in late)
@@ -969,14 +980,12 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
 def _reason(output: JobOutput, code: int | None = None) -> str:
     """What the output, or else the code, shows about an exit that no row explains."""
     is_survived = _survived(output)
-    launched = {
-        _key(e) for e in _of(output, "exception") if words().search("launching", _frames(e))
-    }
+    raised = _of(output, "exception")
+    launched = {_key(e) for e in raised if words().search("launching", _frames(e))}
     for event in _of(output, "exception", "error"):
         if _is_of_program(event) and not (is_survived(event) or _key(event) in launched):
             return f"; the output shows “{_exception(event)[0]}”"
-    known = words().codes.get(str(code))
-    return known or _last_error(output) or "; the output does not show why"
+    return words().codes.get(str(code)) or _last_error(output) or "; the output does not show why"
 
 
 def _last_error(output: JobOutput) -> str:
@@ -989,7 +998,7 @@ def _last_error(output: JobOutput) -> str:
 
 def _crash(output: JobOutput) -> EndingResult | None:
     """A crash; what aborts after a time-out or a lost peer, only follows from it."""
-    followed = bool(_of(output, *_FOLLOWING, "died"))
+    followed = bool(_of(output, *words().kinds["before abort"]))
     events = [
         e for e in _of(output, "crash") if not (followed and re.search("Abort|SIGABRT", e.text))
     ]
@@ -1008,7 +1017,7 @@ def _crash(output: JobOutput) -> EndingResult | None:
     where = f"{library and f' in {library}'}{meaning}"
     text = f"{only or _subject(event)} crashed: {what[:_MAX_QUOTE]}{where}."
     steps = (*advice_on("crash", library or f"what: {what}"), *advice_on("signal", is_bus), *own)
-    why = (_LAST_CALL.format(stack.calls[0]),) if stack else ()
+    why = (words().says("last call", place=stack.calls[0]),) if stack else ()
     return _made("crash", text, event, *steps, why=why)
 
 
@@ -1226,7 +1235,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
     dogs = {e.file: e.line for e in reversed(_of(output, "timeout"))}  # they end their process
     if not events or all(e.yields == "peer" and e.line > dogs.get(e.file, e.line) for e in events):
         return None
-    event = min(events, key=lambda e: e.fields.get("code") == "5")  # which only follows another
+    event = min(events, key=lambda e: (  # status 5 only follows another
+        e.fields.get("code") == "5", e.name == "ib-completion" and not e.fields))  # fmt: skip
     if event.yields != "network":  # NCCL names the reason after the error
         whole = (event, replace(event, rank=None))
         networks = (e for e in events if e.yields == "network")
@@ -1277,7 +1287,7 @@ def _peer(output: JobOutput) -> EndingResult | None:
     warning = _warning_near(event, output, sys.maxsize)
     if suspects:
         tail = f" {capitalized(name_ranks(suspects))} reported nothing."
-    elif event.yields == "peer" and "another rank" in line:
+    elif event.yields == "peer" and "another rank" in line and "/task:" not in whom:
         tail = " The output does not show which rank."
     elif event.yields == "nccl" and "last" not in event.fields and warning is not None:
         also = "" if what in _warned(warning) else f" ({what})"
@@ -1299,7 +1309,6 @@ def _peer(output: JobOutput) -> EndingResult | None:
 
 
 _NAMING = {"last", "store", "peer", "end"}  # fields of a lost connection that say more
-_UNNAMED = ", and its lines do not name that rank"
 
 
 def _frozen(output: JobOutput) -> EndingResult | None:
@@ -1328,7 +1337,8 @@ def _frozen(output: JobOutput) -> EndingResult | None:
         group = fields.get("group", "")
         whom += f" of {group}" if "remote" in fields and group else ""
         where = f" in {operation_kind(fields['tag'])}" if "tag" in fields else ""
-        unnamed = "" if "remote" in fields or event.name != "gloo-timeout" else _UNNAMED
+        is_unnamed = event.name == "gloo-timeout" and "remote" not in fields
+        unnamed = words().said["unnamed"] * is_unnamed
         unnamed += f". A traceback shows it{called}" * (called != "" == where)
         took = f"for {format_duration(limit * 1_000_000)} " if limit else ""
         text = f"{raiser} waited {took}for {whom}{where} {words().waited[event.name]}{unnamed}"
@@ -1354,8 +1364,7 @@ def _called(output: JobOutput) -> str:
 def _only_ended(output: JobOutput) -> str:
     """The process that a signal ended, if a launcher names one; else empty."""
     ended = [e.fields for e in _of(output, "local_exit") if _signal(e) and "pid" in e.fields]
-    text = "the process with local rank {local} (pid {pid})"
-    return text.format_map(ended[0]) if len(ended) == 1 else ""
+    return words().said["only ended"].format_map(ended[0]) if len(ended) == 1 else ""
 
 
 def _with_fewest_pending(events: Iterable[OutputEvent]) -> tuple[tuple[int, ...], str]:
@@ -1377,8 +1386,10 @@ def _died(output: JobOutput) -> EndingResult | None:
     first = ("ray-node", "ray-owner")
     event = min(events, default=None, key=lambda e: (
         "fate" not in e.fields, e.name not in first, e.name == "pod-restarts"))  # fmt: skip
-    if event is not None and event.name == "engine-died" and _of(output, "nccl"):
-        return _peer(output)  # the engine only says that its worker ended
+    if event is not None and event.name.startswith(("ray-", "engine-")):
+        failed = (e for e in _of(output, "nccl", "network") if e.line < event.line)
+        if any(event.fields.get("host", "") in e.text for e in failed):
+            return _peer(output)  # which ended the worker
     return None if event is None else _ended(event, output)
 
 
@@ -1401,10 +1412,8 @@ def _stopped(output: JobOutput) -> EndingResult | None:
         return began
     by = f"its launcher got {name or 'a signal'}"
     how = words().stopped.get(name or event.yields, by)
-    text, steps = (
-        f"The job was ended from outside: {how}.",
-        advice_on("stopped", name or event.yields),
-    )
+    steps = advice_on("stopped", name or event.yields)
+    text = f"The job was ended from outside: {how}."
     found = _made("stopped", text, event, *steps, ranks=())
     waits = _joining(output)
     if waits is None:
@@ -1419,11 +1428,12 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
     events = [e for e in raised if _is_interrupt(e) and not is_survived(e)]
     if not events:
         return None
-    event = next((e for e in events if "frames" in e.fields), events[0])
+    of_parents = [e for e in events if words().search("of_parents", _frames(e))]
+    event = min(events, key=lambda e: ("frames" not in e.fields, e in of_parents))
     shown = _stood(output, events) or _set_up(output)
     if shown is not None and shown.state:  # what it waited for is known
         return shown
-    stacks = _stacks_of(events)
+    stacks = _stacks_of([event])
     place = last_own(_frames(event))
     known = [one.activity for one in stacks_of(replace(output, stacks=stacks)) if one.activity]
     doing = words().activity[known[0]].place.rstrip(",") if known else ""
@@ -1509,9 +1519,6 @@ def _is_launchers(event: OutputEvent) -> bool:
     )
 
 
-_LAST_LINES = 5
-
-
 def _waiting(output: JobOutput) -> EndingResult | None:
     """Ranks that still wait for others to start, at the end of the output."""
     events = [e for e in _of(output, "waiting") if _is_at_end(e, output)]
@@ -1521,9 +1528,11 @@ def _waiting(output: JobOutput) -> EndingResult | None:
         if gone or output.lines_of.get(last.file, 0) - max(last.line, last.again) > most:
             return None  # it went by
         return _stuck("waiting", *_told(last)[:1], last, *_told(last)[1])
-    if events and "seconds" in events[-1].fields:
-        text = words().waited[events[-1].name].format_map(events[-1].fields)
-        return _stuck("frozen", text, events[-1], *words().steps["engine"])
+    if events and "seconds" in (last := events[-1]).fields:
+        if any(words().search("serves", line) for line in _after(last, output)):
+            return None
+        text = words().waited[last.name].format_map(last.fields)
+        return _stuck("frozen", text, last, *words().steps["engine"])
     return _store(replace(output, events=tuple(replace(e, yields="store") for e in events)))
 
 
@@ -1553,11 +1562,11 @@ def _at_stage(output: JobOutput) -> EndingResult | None:
     events = [replace(e, line=max(e.line, e.again)) for e in _of(output, *kinds)]
     events = [e for e in events if not (have_joined and e.name == "torch-join")]
     last = max(events, key=lambda e: e.line, default=None)
-    if last is None or not _is_at_end(last, output, _LINES_AFTER.get(last.name, STAGE_LINES)):
+    is_first = last is not None and last.name == "ddp-first-iteration"  # training continues
+    if last is None or not _is_at_end(last, output, 3 if is_first else STAGE_LINES):
         return None
     after = [e for e in _of(output, "closing") if e.file == last.file and e.line > last.line]
-    lines = output.ends.get(last.file, ())[::-1][: output.lines_of.get(last.file, 0) - last.line]
-    if _went_on(lines) or (after and not _of(output, "stopped")):
+    if _went_on(last, output) or (after and not _of(output, "stopped")):
         return None
     if last.yields == "stage":
         says, steps = _told(last)
@@ -1566,8 +1575,9 @@ def _at_stage(output: JobOutput) -> EndingResult | None:
     return _undecided("stage", text, "preparing") if _prepares(last) else None
 
 
-def _went_on(after: Sequence[str]) -> bool:
-    """Whether lines show that a job continued: a loss, or counters that differ."""
+def _went_on(event: OutputEvent, output: JobOutput) -> bool:
+    """Whether lines after an event show that a job continued: a loss, or counters that differ."""
+    after = _after(event, output)
     found = [one for line in after for one in re.finditer(words().patterns["counter"], line)]
     names = [one.string[max(one.start() - 8, 0) : one.start()] + one[0][:2] for one in found]
     names = [re.sub(r"\d", "", name) for name in names]
@@ -1661,7 +1671,7 @@ def _complained(output: JobOutput) -> EndingResult | None:
         return _undecided("set-up", text, "set-up")
     at = class_of("complaint", said_by(output)) or class_of("complaint", shown)
     unknown = ". The text shows no reason" if at else ", but the text shows no reason"
-    found = "" if shown.startswith(_FIRST_TROUBLE) else unknown
+    found = "" if shown.startswith(words().said["trouble"]) else unknown
     lacks = "It holds no time-out, end or Python stack"
     if words().search("native_frames", "\n".join(next(iter(output.ends.values()), ()))):
         shown, lacks = "", "Its native stack, of a debugger, names no call that is known to wait"
@@ -1705,11 +1715,10 @@ def last_printed(output: JobOutput) -> str:
     trouble = next((x for x in whole if words().search("trouble", x)), "")
     line = trouble or lines[-1]
     line = line if len(line) <= _MAX_SAID else f"…{line[-_MAX_SAID:].lstrip()}"
-    return f"{_FIRST_TROUBLE if trouble else 'Its last line of output is'} “{line}”. "
+    return f"{words().said['trouble' if trouble else 'last line']} “{line}”. "
 
 
 _MIN_SAID = 16  # a shorter line, such as a heading, tells nothing
-_FIRST_TROUBLE = "The first trouble that it prints is"
 
 
 def _calls(output: JobOutput) -> EndingResult | None:
@@ -1740,8 +1749,8 @@ def _calls(output: JobOutput) -> EndingResult | None:
         ahead = next(e for number, e in last.values() if number == highest)
         last_calls = {"at": at, "what": _launch(event), "highest": highest, "ahead": _launch(ahead)}
         text = words().says("calls", who=name_ranks(late), **last_calls)
-        why = "If the text was cut while the job ran, ranks may differ by a few calls."
-        return replace(_stuck("behind", text, event, ranks=late), alternatives=(why,))
+        found = _stuck("behind", text, event, ranks=late)
+        return replace(found, alternatives=(words().said["few calls"],))
     return None
 
 
@@ -1808,7 +1817,7 @@ _READY = "Init COMPLETE"
 
 def _unreadable(output: JobOutput) -> list[OutputEvent]:
     """Tracebacks at the end into which several ranks wrote at once, or that are cut off."""
-    read = {(e.file, e.line) for e in filter(_is_launchers, _of(output, "cut"))}
+    read = {(e.file, e.line) for e in _of(output, "cut", "exception")}
     events = (e for e in _of(output, "mixed") if (e.file, e.line) not in read)
     return [e for e in events if _is_at_end(e, output)]
 

@@ -300,7 +300,8 @@ def _whether_behind(
     size += _quiet_files(output)
     if len(positions) > 1:
         return f"No rank that printed is behind.{size}"
-    return f"No other rank printed where it stands.{size}"
+    there = " in that group" * bool(_ranks_of("position", output) - {positions[0].rank})
+    return f"No other rank printed where it stands{there}.{size}"
 
 
 def _quiet_files(output: JobOutput) -> str:

@@ -190,6 +190,50 @@ def test_an_exception_that_the_job_survived_is_no_end() -> None:
     assert diagnose_output(reader.result(["job.out"])).state == ""
 
 
+STEPS = "".join(f"step {n}0/90 loss {9 - n}.5\n" for n in range(1, 5))
+CAUGHT = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\nValueError: x\n'
+MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 23.65 GiB total capacity)\n"
+LAUNCHED = "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default\n"
+WAITS = "(EngineCore pid=3) INFO No available shared memory broadcast block found in 60 seconds.\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"try 1 of 3\n{CAUGHT}try 2 of 3\n{STEPS}",
+        f"{MEMORY}Reducing the batch from 16 to 8\n{STEPS}",
+        f"{MEMORY}ERROR:torch.distributed.elastic:failed (exitcode: 1) local_rank: 0 (pid: 8) of "
+        f"binary: python\n{LAUNCHED}{STEPS}",
+        "WARNING 06-25 [x.py:4] Traceback (most recent call last):\nWARNING 06-25 [x.py:4] "
+        f"ImportError: libnvrtc.so.13: cannot open shared object file\n{STEPS}",
+        f"slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-06T13:31:01 ***\n{STEPS * 110}",
+        f"{WAITS}{WAITS}(APIServer pid=1) INFO:     Application startup complete.\n",
+    ],
+    ids=["retry", "smaller-batch", "next-launch", "warning", "next-job", "engine"],
+)
+def test_what_a_job_left_behind_is_no_end(text: str) -> None:
+    reader = Reader()
+    reader.take_blocks([text.encode()], "job.out", None)
+    assert diagnose_output(reader.result(["job.out"])).state == ""
+
+
+@pytest.mark.parametrize("written", ["", "After that I only see this:\n"])
+def test_an_error_over_a_log_that_someone_shows_is_an_end(written: str) -> None:
+    reader = Reader()
+    steps = STEPS if written else "step 10/90 loss 8.5\n"
+    reader.take_blocks([f"{MEMORY}{written}{steps}".encode()], "job.out", None)
+    assert diagnose_output(reader.result(["job.out"])).cause == "memory"
+
+
+def test_a_store_that_is_lost_after_the_end_is_none_of_a_failure() -> None:
+    reader = Reader()
+    text = ("{'train_runtime': 51.1, 'train_loss': 0.61}\n[rank1]:[W1109 03:10:12 TCPStore.cpp:9]"
+            " [c10d] recvValue failed on SocketImpl(fd=8, addr=[localhost]:41026,"
+            " remote=[localhost]:29500): Connection reset by peer\n")  # fmt: skip
+    reader.take_blocks([text.encode()], "job.out", None)
+    assert diagnose_output(reader.result(["job.out"])).cause == "finished"
+
+
 ERRORS = ("ValueError: bad shape", "KeyError: 'tokens'")
 
 
