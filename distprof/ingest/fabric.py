@@ -27,6 +27,7 @@ from distprof.artefacts.fabric_file import (
     EITHER,
     FABRIC_SCHEMA,
     ONE_LINK,
+    SOCKETS,
     FabricCurve,
     FabricFile,
     FabricPoint,
@@ -182,10 +183,13 @@ def _other_schema(source: str, found: str) -> SchemaError:
     return SchemaError(source, expected=f'"schema": "{FABRIC_SCHEMA}"', found=found[:200])
 
 
-def _nccl_tests(lines: Iterable[str], source: str) -> FabricFile:
+def _nccl_tests(lines: Sequence[str], source: str) -> FabricFile:
     every = [*_tables(lines)]
     tables = [table for table in every if table.rows]
-    notes: list[str] = []
+    sockets = next(filter(None, map(_SAYS["sockets"].search, lines)), None)
+    why = sockets and (f"{sockets[1]} is set" if sockets[1] else "libibverbs could not be opened")
+    is_fast = any(map(_SAYS["other_network"].search, lines))
+    notes = [f"{SOCKETS}, because {why}."] if why and not is_fast else []
     if len(tables) == 1:
         tables[0].label = ""
     curves = [curve for table in tables for curve in _curves(table, source, notes)]
@@ -413,6 +417,7 @@ def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurv
     by_ratio = _ranks_by_ratio(table, kind)
     ranks = max(max(table.hosts, default=-1) + 1, by_ratio or 0) or None
     is_whole = table.hosts.keys() == set(range(ranks or 0))
+    nodes = len(set(table.hosts.values())) if table.hosts and is_whole else None
     cells = [[half[3] for half in row.halves] for row in table.rows]
     if not (ranks and table.rows[0].dtype) or bus_factor(kind, ranks) is None:
         lacks = [*("which collective it is",) * (not kind), *("over how many ranks",) * (not ranks)]
@@ -421,13 +426,13 @@ def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurv
             yield FabricCurve(
                 kind=kind.label,
                 group_size=ranks or 0,
+                num_nodes=nodes,
                 label=run,
                 points=_as_printed(table, slice(at, at + 1) if table.runs else slice(None)),
                 num_wrong=sum(map(_is_wrong, chain.from_iterable(cells))),
                 refusal=refusal,
             )
         return
-    nodes = len(set(table.hosts.values())) if table.hosts and is_whole else None
     if nodes is None:
         known = "Some GPUs have no line" if table.hosts else "No line lists hosts"
         how = "the ratio of bandwidths gives" if ranks == by_ratio else "the last one gives"

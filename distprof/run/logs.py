@@ -129,6 +129,7 @@ class NcclLog(msgspec.Struct, frozen=True, kw_only=True):
     card_path: tuple[float, str] | None = None
     tested: str = ""  # What nccl-tests measured, if its output is in the same file; one sentence.
     test_hosts: Mapping[int, str] = {}  # Rank to host, as nccl-tests lists them there.
+    num_nodes: int | None = None  # Nodes that the widest communicator spans, if a line says so.
     choices: tuple[NcclChoice, ...] = ()  # Algorithms and protocols.
     warnings: tuple[NcclWarning, ...] = ()  # Warnings, most frequent first.
     num_lines: int = 0  # Lines read, including those of other programs.

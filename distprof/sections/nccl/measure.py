@@ -57,7 +57,7 @@ def analyze_nccl(run: Run) -> NcclResult:
         peer_path=log.peer_path,
         card_path=log.card_path,
         tested=log.tested,
-        num_test_hosts=len({*log.test_hosts.values()}) or None,
+        num_test_hosts=len({*log.test_hosts.values()}) or log.num_nodes,
         groups=_groups(log, places),
         transports=_transports(log, places),
         hosts=_hosts(log),

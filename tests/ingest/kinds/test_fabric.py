@@ -150,7 +150,7 @@ def test_wrong_values_are_told(tmp_path):
     profile = read_fabric(str(file))
     assert [curve.num_wrong for curve in profile.curves] == [1, 0]
     assert fabric_verdict(profile).startswith(
-        "This fabric is broken: nccl-tests found wrong values in 1 measurement of all_reduce."
+        "Results are wrong: nccl-tests found wrong values in 1 measurement of all_reduce."
     )
 
 

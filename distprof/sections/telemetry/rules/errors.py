@@ -101,7 +101,8 @@ def device_errors(telemetry: TelemetryResult) -> Iterator[Draft]:
     """
     if telemetry.is_missing and not (telemetry.errors or telemetry.conditions):
         raise InsufficientEvidenceError(NO_SENSORS)
-    for number, errors in sorted(_xids(telemetry).items()):
+    by_number = _xids(telemetry).items()  # what a program did, or what follows, comes last
+    for number, errors in sorted(by_number, key=lambda e: (not meaning_of(e[0]).is_hardware, e[0])):
         meaning = meaning_of(number)
         when = f", {'first ' if errors.count > 1 else ''}at {errors.time}" if errors.time else ""
         ran = f", in {errors.process}" if errors.process else ""
