@@ -192,8 +192,9 @@ class DeviceEvent(OfDevice, frozen=True, kw_only=True):
     """
 
     # ``xid`` of a GPU, ``fabric`` of an NVSwitch, ``crash`` of a process (a segmentation fault or
-    # another trap), ``oom`` for a process that the kernel killed to free memory.
-    kind: Literal["xid", "fabric", "crash", "oom"]
+    # another trap), ``oom`` for a process that the kernel killed to free memory, ``iommu`` for an
+    # access of a GPU that the IOMMU refused.
+    kind: Literal["xid", "fabric", "crash", "oom", "iommu"]
     number: int | None  # Number of the error, None if the line has none.
     text: str  # The line, without its time.
     t_ns: int | None = None  # Time on ``clock``, None if the line has none.

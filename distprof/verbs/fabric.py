@@ -155,22 +155,19 @@ def _speed(curve: FabricCurve, profile: FabricFile) -> str:
 
 def _why_slow(curve: FabricCurve, speed: float, profile: FabricFile) -> str:
     """What a low speed of large messages shows of the links; empty if nothing."""
-    name = f"{profile.device} × {curve.group_size}"
     if curve.num_nodes == 1:
+        name = f"{profile.device} × {curve.group_size}"
         rows = table_beside(__package__, "fabric.toml")["links"]
         known = (
             said for said, least, what in rows if speed < least * 1e9 and re.search(what, name)
         )
         return next(map(_say, known), "")
-    if not curve.num_nodes or not (
-        curve.kind in _OF_A_NODE or curve.group_size == curve.num_nodes > 1
-    ):
+    is_of_node = curve.kind in _OF_A_NODE or curve.group_size == curve.num_nodes
+    if not curve.num_nodes or not is_of_node:
         return ""
-    if why := next((note for note in profile.notes if note.startswith(SOCKETS)), ""):
-        return f". {why}"
-    if speed < _MOST_ETHERNET:
-        return _say("ethernet")
-    return _say("between", rate=speed * 8 / 1e9) if speed < _MOST_CARD else ""
+    why = next((f". {note}" for note in profile.notes if note.startswith(SOCKETS)), "")
+    slow = "ethernet" if speed < _MOST_ETHERNET else "between" if speed < _MOST_CARD else ""
+    return why or (_say(slow, rate=speed * 8 / 1e9) if slow else "")
 
 
 def _dip(curve: FabricCurve, best: FabricPoint) -> tuple[FabricPoint, float] | None:

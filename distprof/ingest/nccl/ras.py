@@ -143,17 +143,12 @@ class _Text:
         elif (rank := _PATTERNS["rank"].match(line)) is not None:
             self._rank(rank)
         elif (missing := _PATTERNS["missing"].match(line)) is not None:
-            self._missing([int(number) for number in re.findall(r"\d+", missing[1])])
-
-    def _missing(self, numbers: Sequence[int]) -> None:
-        """Ranks without a place; a single one is that of the single process that gave no answer."""
-        away = [one.rank for one in self.troubles if one.kind in ("dead", "unresponsive")]
-        if len(away) == len(numbers) == 1 and away[0].rank is None:
-            kind = self.troubles.pop().kind
-            self._add(kind, replace(away[0], rank=numbers[0]))
-            return
-        for number in numbers:
-            self._add("unresponsive", RasRank(rank=number))
+            numbers = [int(number) for number in re.findall(r"\d+", missing[1])]
+            is_known = [one.rank.rank for one in self.troubles] == [None] == [None] * len(numbers)
+            known = self.troubles.pop() if is_known else None  # the only process without an answer
+            for number in numbers:
+                at = known.rank if known else RasRank(rank=None)
+                self._add(known.kind if known else "unresponsive", replace(at, rank=number))
 
     def _rank(self, found: re.Match[str]) -> None:
         known = {name: found[name] for name in ("host", "pid", "gpu") if found[name] is not None}
