@@ -19,6 +19,7 @@ FABRIC_FILE = "fabric.json"
 FABRIC_SCHEMA = "distprof.fabric/1"
 ONE_LINK = "One card sends to another: this is the speed of one link, not of a collective."
 BOTH_WAYS = "Both directions are counted together."
+SOCKETS = "NCCL uses TCP sockets between nodes"
 EITHER = "The table fits all_gather and alltoall, which count bytes alike."
 Tier = Literal["node", "across"]
 
@@ -77,7 +78,7 @@ class FabricCurve(msgspec.Struct, frozen=True, kw_only=True):
     points: tuple[FabricPoint, ...]  # Measurements by size, ascending.
     fit: FabricFit | None = None  # The fit; None if ``refusal`` says why there is none.
     refusal: str = ""  # Why there is no fit, one sentence; empty if there is one.
-    num_wrong: int = 0  # Measurements in which nccl-tests found wrong values: the fabric is broken.
+    num_wrong: int = 0  # Measurements in which nccl-tests found wrong values.
 
 
 class ComputeRate(msgspec.Struct, frozen=True, kw_only=True):

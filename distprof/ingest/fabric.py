@@ -14,9 +14,7 @@ import io
 import math
 import re
 import sys
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
@@ -27,22 +25,18 @@ from distprof.artefacts.fabric_file import (
     EITHER,
     FABRIC_SCHEMA,
     ONE_LINK,
+    SOCKETS,
     FabricCurve,
     FabricFile,
     FabricPoint,
 )
 from distprof.artefacts.record import grouped
-from distprof.bounds import (
-    Bound,
-    TooLargeError,
-    decode_json,
-    patterns_beside,
-    read_plain,
-)
+from distprof.bounds import Bound, decode_json, patterns_beside
 from distprof.costs.collectives import bus_factor
 from distprof.costs.fabric import fitted, point
 from distprof.errors import InputError, SchemaError, StatementError
 from distprof.ingest.communication import collective_kind
+from distprof.ingest.files import DAMAGE, refusing, whole
 from distprof.ingest.wrapped import lines_of
 from distprof.terms import CollectiveKind
 from distprof.units import format_bytes
@@ -67,6 +61,10 @@ _ROUNDING = 0.005
 _KEEP_ALL = "keep the complete output, with the command and the lines that list the GPUs"
 _OTHER = "the table is of another program than nccl-tests"
 _KEEP_ROWS = "keep the rows of larger sizes, or test them (-b 1M -e 4G -f 2)"
+_refuse = refusing(
+    expected=f"a fabric profile, at most {BOUND.num_bytes >> 20} MiB",
+    fix="name a file that can be read whole: the part that nccl-tests printed is enough",
+)
 _JOIN = "build nccl-tests with MPI=1 and start one process per GPU, or name GPUs with -g"
 
 
@@ -109,31 +107,24 @@ def read_fabric(source: str) -> FabricFile:
     perftest, gzipped or not; ``-`` for standard input. Each curve has its fit or the reason for
     having none, ``notes`` lists what was left out.
     """
-    try:
-        data = bytes(BOUND.num_bytes + 1)  # of a file that is too large
-        if source == _STDIN:
-            data = sys.stdin.buffer.read(BOUND.num_bytes + 1)
-        else:
-            with suppress(TooLargeError):
-                data = read_plain(source, BOUND.num_bytes)
-        if data.startswith(b"\x1f\x8b"):
-            with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
-                data = packed.read(BOUND.num_bytes + 1)
-    except (OSError, ValueError, EOFError, zlib.error) as error:
-        found = getattr(error, "strerror", None) or str(error)
-        raise InputError(source, expected="a fabric profile", found=found) from error
-    if len(data) > BOUND.num_bytes:
-        raise InputError(
-            source,
-            expected=f"a fabric profile, at most {BOUND.num_bytes >> 20} MiB",
-            found="a larger file",
-            fix="keep only the part that nccl-tests printed",
-        )
-    data = lines_of(data)
+    data = _piped() if source == _STDIN else whole(source, BOUND.num_bytes, _refuse)
     if data.lstrip()[:1] == b"{":
         return _own(data, source)
     lines = data.decode("utf-8", "replace").splitlines()
     return _perftest(lines, source) or _nccl_tests(lines, source)
+
+
+def _piped() -> bytes:
+    data = sys.stdin.buffer.read(BOUND.num_bytes + 1)
+    if data.startswith(b"\x1f\x8b"):
+        try:
+            with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
+                data = packed.read(BOUND.num_bytes + 1)
+        except DAMAGE as error:
+            _refuse(_STDIN, str(error))
+    if len(data) > BOUND.num_bytes:
+        _refuse(_STDIN, "a larger file")
+    return lines_of(data)
 
 
 def best_of_test(text: str) -> tuple[str, dict[int, str]]:
@@ -182,10 +173,13 @@ def _other_schema(source: str, found: str) -> SchemaError:
     return SchemaError(source, expected=f'"schema": "{FABRIC_SCHEMA}"', found=found[:200])
 
 
-def _nccl_tests(lines: Iterable[str], source: str) -> FabricFile:
+def _nccl_tests(lines: Sequence[str], source: str) -> FabricFile:
     every = [*_tables(lines)]
     tables = [table for table in every if table.rows]
-    notes: list[str] = []
+    sockets = next(filter(None, map(_SAYS["sockets"].search, lines)), None)
+    why = sockets and (f"{sockets[1]} is set" if sockets[1] else "libibverbs could not be opened")
+    is_fast = any(map(_SAYS["other_network"].search, lines))
+    notes = [f"{SOCKETS}, because {why}."] if why and not is_fast else []
     if len(tables) == 1:
         tables[0].label = ""
     curves = [curve for table in tables for curve in _curves(table, source, notes)]
@@ -413,6 +407,7 @@ def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurv
     by_ratio = _ranks_by_ratio(table, kind)
     ranks = max(max(table.hosts, default=-1) + 1, by_ratio or 0) or None
     is_whole = table.hosts.keys() == set(range(ranks or 0))
+    nodes = len(set(table.hosts.values())) if table.hosts and is_whole else None
     cells = [[half[3] for half in row.halves] for row in table.rows]
     if not (ranks and table.rows[0].dtype) or bus_factor(kind, ranks) is None:
         lacks = [*("which collective it is",) * (not kind), *("over how many ranks",) * (not ranks)]
@@ -421,13 +416,13 @@ def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurv
             yield FabricCurve(
                 kind=kind.label,
                 group_size=ranks or 0,
+                num_nodes=nodes,
                 label=run,
                 points=_as_printed(table, slice(at, at + 1) if table.runs else slice(None)),
                 num_wrong=sum(map(_is_wrong, chain.from_iterable(cells))),
                 refusal=refusal,
             )
         return
-    nodes = len(set(table.hosts.values())) if table.hosts and is_whole else None
     if nodes is None:
         known = "Some GPUs have no line" if table.hosts else "No line lists hosts"
         how = "the ratio of bandwidths gives" if ranks == by_ratio else "the last one gives"

@@ -129,7 +129,7 @@ def summary_of(log: InspectorLog, found: Compared) -> CollectiveSummary | None:
     )
 
 
-KINDS = ("dead", "unresponsive", "error", "behind", "status")
+KINDS = ("dead", "unresponsive", "error", "behind", "ahead", "status")
 """Kinds of trouble, the worst first. A dead rank is not listed again as unresponsive."""
 
 _Named = tuple[RasRank, RasTrouble | RasLaunches, str]
@@ -138,18 +138,25 @@ _Named = tuple[RasRank, RasTrouble | RasLaunches, str]
 def in_trouble(status: RasStatus) -> tuple[TroubledRank, ...]:
     """Ranks in trouble, once per communicator and kind, the worst kind first."""
     world, places = status.world_size, _places(status)
-    behind: list[_Named] = [
-        (rank, one, f"{one.launched:,} of {most:,} {one.operation} launched")
+    unequal: list[tuple[str, _Named]] = [
+        (
+            "behind" if one.launched < most else "ahead",
+            (rank, one, f"{one.launched:,} of {most:,} {one.operation} launched"),
+        )
         for counts, most in _unequal(status.launches)
         for one in sorted(counts, key=lambda one: one.launched)
-        for rank in (one.ranks if one.launched < most else ())
+        for rank in one.ranks
+        if one.launched < most or 2 * one.num_ranks < sum(other.num_ranks for other in counts)
     ]
+    behind = any(kind == "behind" for kind, _ in unequal)
     found: dict[tuple[object, ...], TroubledRank] = {}
     for kind in KINDS:
         named: list[_Named] = [
             (one.rank, one, one.text) for one in status.troubles if one.kind == kind
         ]
-        for rank, one, text in (*named, *(behind if kind == "behind" else ())):
+        if kind != "ahead" or not behind:
+            named += [one for which, one in unequal if which == kind]
+        for rank, one, text in named:
             # its rank in a communicator as large as the world, if there is one
             is_global = one.size is not None and one.size == world
             number = rank.rank if is_global else places.get((rank.host, rank.pid))

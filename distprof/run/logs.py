@@ -129,6 +129,7 @@ class NcclLog(msgspec.Struct, frozen=True, kw_only=True):
     card_path: tuple[float, str] | None = None
     tested: str = ""  # What nccl-tests measured, if its output is in the same file; one sentence.
     test_hosts: Mapping[int, str] = {}  # Rank to host, as nccl-tests lists them there.
+    num_nodes: int | None = None  # Nodes that the widest communicator spans, if a line says so.
     choices: tuple[NcclChoice, ...] = ()  # Algorithms and protocols.
     warnings: tuple[NcclWarning, ...] = ()  # Warnings, most frequent first.
     num_lines: int = 0  # Lines read, including those of other programs.
@@ -191,8 +192,9 @@ class DeviceEvent(OfDevice, frozen=True, kw_only=True):
     """
 
     # ``xid`` of a GPU, ``fabric`` of an NVSwitch, ``crash`` of a process (a segmentation fault or
-    # another trap), ``oom`` for a process that the kernel killed to free memory.
-    kind: Literal["xid", "fabric", "crash", "oom"]
+    # another trap), ``oom`` for a process that the kernel killed to free memory, ``iommu`` for an
+    # access of a GPU that the IOMMU refused.
+    kind: Literal["xid", "fabric", "crash", "oom", "iommu"]
     number: int | None  # Number of the error, None if the line has none.
     text: str  # The line, without its time.
     t_ns: int | None = None  # Time on ``clock``, None if the line has none.

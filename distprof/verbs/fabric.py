@@ -13,6 +13,7 @@ from distprof.artefacts.fabric_file import (
     EITHER,
     FABRIC_FILE,
     FABRIC_SCHEMA,
+    SOCKETS,
     FabricCurve,
     FabricFile,
     FabricFit,
@@ -39,8 +40,9 @@ _BUMP_RATIO = 1.0
 _SMALL_BYTES, _LATENCY_BYTES = 1 << 15, 1 << 18
 """Up to these sizes, a link and a collective show only their latency."""
 
-_LARGE_BYTES, _LEAST_NVLINK, _MOST_ETHERNET = 1 << 26, 30e9, 3.2e9
-"""From this size on, NVLink is faster than the second, Ethernet up to 25 Gb/s than no third."""
+_LARGE_BYTES, _MOST_ETHERNET, _MOST_CARD = 1 << 26, 3.2e9, 12.5e9
+"""From this size on, Ethernet of 25 Gb/s is not faster than the second, and a card of 100 Gb/s not
+than the third."""
 
 _LINK_RATES = (10, 25, 40, 56, 100, 200, 400, 800)  # Gb/s
 _FULL, _LESS, _ABOVE = 0.9, 0.75, 1.03
@@ -53,6 +55,8 @@ _ALIKE = 0.9
 """Share of another speed from which on two are alike."""
 
 _PREFERRED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+_OF_A_NODE = (*_PREFERRED[:3], "broadcast", "reduce")
+"""Operations whose bus bandwidth is that of a node, not that of each rank."""
 
 
 def _say(sentence: str, **values: Any) -> str:
@@ -75,7 +79,7 @@ def fabric_verdict(profile: FabricFile) -> str:
     if profile.num_copies > 1:
         return _say("copies", tests=profile.num_copies, where=_where(curve))
     runs = [c for c in measured if c.kind == curve.kind and not c.in_place]
-    text = _compared(runs) or _speed(curve, profile.device)
+    text = _compared(runs) or _speed(curve, profile)
     if EITHER in profile.notes:
         text = text.replace("all_gather", "all_gather or all_to_all", 1)
     return text if text.startswith(curve.kind) else capitalized(text)
@@ -119,7 +123,7 @@ def _of_device(profile: FabricFile) -> str:
     return f"{profile.device or 'One device'} reaches {', '.join(speeds)}." if speeds else ""
 
 
-def _speed(curve: FabricCurve, device: str) -> str:
+def _speed(curve: FabricCurve, profile: FabricFile) -> str:
     """The best bandwidth, and from which size on a collective comes near it."""
     best = max(curve.points, key=lambda p: p.busbw_bytes_per_s)
     largest = max(p.bytes for p in curve.points)
@@ -127,12 +131,9 @@ def _speed(curve: FabricCurve, device: str) -> str:
         return _say("latency", what=_subject(curve), largest=largest)
     is_bus = curve.group_size > 0 or best.algbw_bytes_per_s != best.busbw_bytes_per_s
     reaches = _say("reaches", what=_subject(curve), best=best, bus=" bus bandwidth" * is_bus)
-    if curve.group_size > 1 and largest >= _LARGE_BYTES and curve.num_nodes:
-        if curve.num_nodes > 1 and best.busbw_bytes_per_s < _MOST_ETHERNET:
-            return reaches + _say("ethernet")
-        is_linked = re.search(r"SXM|HBM|H100 80GB|H200|B200", device)
-        if curve.num_nodes == 1 and is_linked and best.busbw_bytes_per_s < _LEAST_NVLINK:
-            return reaches + _say("pcie")
+    why = _why_slow(curve, best.busbw_bytes_per_s, profile)
+    if curve.group_size > 1 and largest >= _LARGE_BYTES and why:
+        return reaches + why
     ordered = sorted(curve.points, key=lambda p: p.bytes, reverse=True)
     if dip := _dip(curve, best):
         return reaches + _say("dips", dip=dip[0], before=dip[1])
@@ -150,6 +151,23 @@ def _speed(curve: FabricCurve, device: str) -> str:
         grows = "it still grows there" if len(ordered) > 1 else "it is the only size"
         half += f"; {grows}, so larger messages (-e 4G) show the full bandwidth"
     return f"{reaches}{half}."
+
+
+def _why_slow(curve: FabricCurve, speed: float, profile: FabricFile) -> str:
+    """What a low speed of large messages shows of the links; empty if nothing."""
+    if curve.num_nodes == 1:
+        name = f"{profile.device} × {curve.group_size}"
+        rows = table_beside(__package__, "fabric.toml")["links"]
+        known = (
+            said for said, least, what in rows if speed < least * 1e9 and re.search(what, name)
+        )
+        return next(map(_say, known), "")
+    is_of_node = curve.kind in _OF_A_NODE or curve.group_size == curve.num_nodes
+    if not curve.num_nodes or not is_of_node:
+        return ""
+    why = next((f". {note}" for note in profile.notes if note.startswith(SOCKETS)), "")
+    slow = "ethernet" if speed < _MOST_ETHERNET else "between" if speed < _MOST_CARD else ""
+    return why or (_say(slow, rate=speed * 8 / 1e9) if slow else "")
 
 
 def _dip(curve: FabricCurve, best: FabricPoint) -> tuple[FabricPoint, float] | None:

@@ -79,7 +79,7 @@ def test_tests_of_one_rank_have_no_bandwidth():
         ),
         (
             "wrong-values-cut.log",
-            "This fabric is broken: nccl-tests found wrong values in 2 measurements of bandwidth.",
+            "Results are wrong: nccl-tests found wrong values in 2 measurements of bandwidth.",
         ),
         ("nvlink-is-not-used.log", "6.56 GB/s bus bandwidth at 134 MB: that is the speed of PCIe"),
         (
@@ -105,6 +105,24 @@ def test_tests_of_one_rank_have_no_bandwidth():
             "all_gather or all_to_all over 4 ranks in one node reaches",
         ),
         ("a-card-sends-to-itself.log", "202 Gb/s, 101 % of 200 Gb/s: a link of that rate gives no"),
+        (
+            "rccl-through-host-memory.log",
+            "32.0 GB/s bus bandwidth at 1.07 GB: that is the speed of PCIe or host memory",
+        ),
+        (
+            "sockets-of-a-test-by-a-setting.log",
+            "NCCL uses TCP sockets between nodes, because NCCL_IB_DISABLE=1 is set.",
+        ),
+        (
+            "less-than-a-card-between-nodes.log",
+            "2 ranks across 2 nodes reaches 4.33 GB/s bus bandwidth at 1.07 GB, as "
+            "much as a link of 34.6 Gb/s carries",
+        ),
+        ("one-link-of-a-pair.log", "reaches 21.2 GB/s bus bandwidth at 268 MB."),
+        (
+            "each-rank-sends-to-all.log",
+            "all_to_all over 16 ranks across 4 nodes reaches 2.52 GB/s bus bandwidth at 268 MB.",
+        ),
         ("payloads-of-a-benchmark.md", "all_reduce over 8 ranks reaches 434 GB/s bus bandwidth at"),
         ("sizes-with-underscores.log", "reaches 237 GB/s bus bandwidth at 1.07 GB"),
         ("runs-that-share-small-sizes.log", "This test reaches 6.12 GB/s at 1.05 MB"),

@@ -214,6 +214,7 @@ class Assembler:
             links=tuple(sorted(self._links)),
             peer_path=self._peer_path,
             card_path=self._card_path,
+            num_nodes=self._communicators.num_nodes,
             choices=tuple(
                 NcclChoice(
                     operation=name, num_bytes=size, algorithm=how, protocol=protocol, num_calls=n

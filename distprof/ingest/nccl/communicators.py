@@ -61,6 +61,7 @@ class Communicators:
 
     def __init__(self) -> None:
         self.num_left = 0
+        self.num_nodes: int | None = None
         self._all: list[_Open] = []
         self._by_identity: dict[tuple[str, int], int] = {}
         self._by_size: dict[int, list[int]] = defaultdict(list)
@@ -93,6 +94,7 @@ class Communicators:
         if isinstance(event, Initialised):
             self._initialised(process, writer, event)
         elif isinstance(event, Nodes):
+            self.num_nodes = max(self.num_nodes or 0, event.num_nodes)
             self._describe(writer.pointers.get(event.pointer, writer.current), event)
         elif isinstance(event, Timing):
             own = (event.rank, event.num_ranks)

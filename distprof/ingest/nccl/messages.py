@@ -248,6 +248,11 @@ def _searched(match: re.Match[str]) -> Event:
     return Reach(None, None, match[3], rings)
 
 
+def _choice(match: re.Match[str]) -> Event:
+    algorithm, protocol = _named(match[3], _ALGORITHMS), _named(match[4], _PROTOCOLS)
+    return Choice(match[1] or "", int(match[2]), algorithm, protocol)
+
+
 def _named(word: str, names: tuple[str, ...]) -> str:
     """The name of a choice, which newer versions print as a name and older ones as a number."""
     if word.isdecimal():
@@ -289,11 +294,7 @@ _READERS: tuple[tuple[str, Reader], ...] = (
     ("NET/OFI ", _of("ofi_failed", lambda _: Cards("Libfabric", ()))),
     ("NET/OFI ", _of("ofi_gdr", lambda _: _remark(NcclRemark.GDR_OFF, "Libfabric"))),
     ("libibverbs", _of("no_verbs", lambda m: _remark(NcclRemark.NO_VERBS, m[0]))),
-    (
-        "Could not enable P2P ",
-        _of("peer_failed", lambda _: _remark(NcclRemark.PEER_OFF, "refused")),
-    ),
-    ("Check P2P Type ", _of("no_peers", lambda _: _remark(NcclRemark.PEER_OFF, "refused"))),
+    (" P2P ", _of("no_peers", lambda _: _remark(NcclRemark.PEER_OFF, "refused"))),
     ("P2P is disabled ", _of("peer_off", lambda m: _remark(NcclRemark.PEER_OFF, _LINKS[m[1]]))),
     ("NET/OFI S", _of("slow_provider", lambda m: Cards("Socket", ((0, m[1], ""),)))),
     ("NET/OFI S", _of("provider", lambda m: Cards("Libfabric", ((0, m[1], ""),)))),
@@ -305,14 +306,6 @@ _READERS: tuple[tuple[str, Reader], ...] = (
     ("+ PCI[0", _of("no_rate", lambda m: _remark(NcclRemark.NO_RATE, m[1]))),
     ("+ ", _of("link", lambda m: Reach((float(m[2]), m[1]), None))),
     ("+ ", _of("card", lambda m: Reach(None, (float(m[1]), "")))),
-    (
-        " Bytes -> Algo",
-        _of(
-            "choice",
-            lambda m: Choice(
-                m[1] or "", int(m[2]), _named(m[3], _ALGORITHMS), _named(m[4], _PROTOCOLS)
-            ),
-        ),
-    ),
+    (" Bytes -> Algo", _of("choice", _choice)),
     ("CCL version", _of("version", lambda m: Fact("versions", "", m[1]))),
 )

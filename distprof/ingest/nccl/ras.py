@@ -142,6 +142,13 @@ class _Text:
             self._why = (reported or status)[2]  # type: ignore[index]
         elif (rank := _PATTERNS["rank"].match(line)) is not None:
             self._rank(rank)
+        elif (missing := _PATTERNS["missing"].match(line)) is not None:
+            numbers = [int(number) for number in re.findall(r"\d+", missing[1])]
+            is_known = [one.rank.rank for one in self.troubles] == [None] == [None] * len(numbers)
+            known = self.troubles.pop() if is_known else None  # the only process without an answer
+            for number in numbers:
+                at = known.rank if known else RasRank(rank=None)
+                self._add(known.kind if known else "unresponsive", replace(at, rank=number))
 
     def _rank(self, found: re.Match[str]) -> None:
         known = {name: found[name] for name in ("host", "pid", "gpu") if found[name] is not None}

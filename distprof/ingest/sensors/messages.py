@@ -24,7 +24,6 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec.structs import replace
 
 from distprof.bounds import patterns_beside
 from distprof.ingest.sensors.collect import (
@@ -59,11 +58,16 @@ class _Stamp(NamedTuple):
     clock: Clock = "none"
     time: str = ""
 
+    def add(self, of: Collector, text: str, **more: Any) -> None:
+        """Keep what a line with this prefix reports."""
+        of.event(DeviceEvent(file=of.file, text=text, **{"number": None, **more, **self._asdict()}))
+
 
 def holds_marks(line: str) -> bool:
     """Whether a line may be one of those read here; a fast test for every line of any file."""
     return (
         _DRIVER in line
+        or "[IO_PAGE_FAULT " in line
         or "]: segfault at " in line
         or "traps: " in line
         or "]: unhandled exception: " in line
@@ -140,28 +144,23 @@ def parsed_time(text: str, form: str) -> int | None:
 
 
 def _take(message: str, stamp: _Stamp, collector: Collector) -> None:
+    collector.is_kernel_log |= _DRIVER in message
     if _DRIVER in message:
-        collector.is_kernel_log = True
         _take_driver(message, stamp, collector)
-        return
-    crash = _PATTERNS["crash"].match(message)
-    killed = _PATTERNS["killed"].match(message) if crash is None else None
-    found = crash or killed
-    if found is None:
-        return
-    collector.is_kernel_log = True
-    resident = sum(int(n) for n in _PATTERNS["resident"].findall(found["text"])) << 10
-    event = DeviceEvent(
-        file=collector.file,
-        kind="crash" if killed is None else "oom",
-        number=None,
-        text=found["text"].strip(),
-        process=found["name"].strip(),
-        pid=int(found["pid"]),
-        memory_bytes=resident or None,
-        **stamp._asdict(),
-    )
-    collector.event(event)
+    elif refused := _PATTERNS["refused"].search(message):
+        collector.is_kernel_log = True
+        stamp.add(collector, refused[2], kind="iommu", bus_id=bus_id(refused[1]))
+    elif found := _PATTERNS["crash"].match(message) or _PATTERNS["killed"].match(message):
+        collector.is_kernel_log = True
+        resident = sum(int(n) for n in _PATTERNS["resident"].findall(found["text"])) << 10
+        stamp.add(
+            collector,
+            found["text"].strip(),
+            kind="crash" if found.re is _PATTERNS["crash"] else "oom",
+            process=found["name"].strip(),
+            pid=int(found["pid"]),
+            memory_bytes=resident or None,
+        )
 
 
 def _take_driver(message: str, stamp: _Stamp, collector: Collector) -> None:
@@ -169,25 +168,22 @@ def _take_driver(message: str, stamp: _Stamp, collector: Collector) -> None:
     named = _PATTERNS["gpu"].search(message)
     if named is not None and len(collector.uuids) < 100_000:
         collector.uuids[f"{stamp.host} {bus_id(named[1])}"] = named[2]
-    found = _PATTERNS["xid"].search(message) or _PATTERNS["lost"].search(message)
-    if found is None:
-        return
-    event = DeviceEvent(
-        file=collector.file, kind="xid", number=_OFF_THE_BUS, text=found[1], **stamp._asdict()
-    )
-    if found.re is _PATTERNS["xid"]:
+    found = _PATTERNS["xid"].search(message)
+    if found is not None:
         where, text = bus_id(found[1]), found[3].strip()
         process = _PATTERNS["xid_process"].match(text)
-        event = replace(
-            event,
+        stamp.add(
+            collector,
+            text[process.end() :] if process else _PATTERNS["xid_no_process"].sub("", text, 1),
+            kind="xid",
             number=int(found[2]),
-            text=text[process.end() :] if process else _PATTERNS["xid_no_process"].sub("", text, 1),
             bus_id=where,
             uuid=collector.uuids.get(f"{stamp.host} {where}", ""),
             process="" if process is None else process[2].strip(),
             pid=None if process is None else int(process[1]),
         )
-    collector.event(event)
+    elif lost := _PATTERNS["lost"].search(message):
+        stamp.add(collector, lost[1], kind="xid", number=_OFF_THE_BUS)
 
 
 def _split(line: str) -> tuple[_Stamp | None, str]:
@@ -240,23 +236,13 @@ def take_fabric_line(line: str, collector: Collector) -> None:
     match = FABRIC.match(line)
     if match is None or match[2] not in _BAD:
         return
-    number, switch = (
-        _PATTERNS["switch_error"].search(match[3]),
-        _PATTERNS["switch"].search(match[3]),
-    )
+    number = _PATTERNS["switch_error"].search(match[3])
+    switch = _PATTERNS["switch"].search(match[3])
     t_ns = parsed_time(match[1], "%b %d %Y %H:%M:%S")
-    collector.event(
-        DeviceEvent(
-            file=collector.file,
-            kind="fabric",
-            number=int(number[1]) if number else None,
-            text=match[3].strip(),
-            t_ns=t_ns,
-            clock="none" if t_ns is None else "local",
-            time=match[1],
-            bus_id=bus_id(switch[1]) if switch else "",
-        )
-    )
+    stamp = _Stamp("", t_ns, "none" if t_ns is None else "local", match[1])
+    at = bus_id(switch[1]) if switch else ""
+    code = int(number[1]) if number else None
+    stamp.add(collector, match[3].strip(), kind="fabric", number=code, bus_id=at)
 
 
 # SuperBench's monitor -----------------------------------------------------------------------------
@@ -402,20 +388,10 @@ class Scrapes:
             return
         when = scrape.when if before is not None else None
         since = "" if before is not None else ", set at an unknown time before the first scrape"
-        self._collector.event(
-            DeviceEvent(
-                file=self._collector.file,
-                kind="xid",
-                number=value,
-                text=f"{PREFIX}{_XID_METRIC} is {value}{since}",
-                t_ns=when[0] if when else None,
-                clock=when[1] if when else "none",
-                host=device.host,
-                bus_id=device.bus_id,
-                uuid=device.uuid,
-                index=device.index,
-            )
-        )
+        text = f"{PREFIX}{_XID_METRIC} is {value}{since}"
+        place = {"bus_id": device.bus_id, "uuid": device.uuid, "index": device.index}
+        stamp = _Stamp(device.host, *(when or (None, "none")))
+        stamp.add(self._collector, text, kind="xid", number=value, **place)
 
     def _close(self, device: Identity, scrape: _Scrape | None) -> None:
         if scrape is not None and (scrape.values or scrape.reasons):

@@ -1302,6 +1302,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
     cards = dict(re.findall(r"([\w.@-]+):(\S+?)<", listed)).items()
     near = [name for name, at in cards if words().search("local", f"{name}:{at}")]
     shared = [name for name, _ in cards if name not in near]
+    if (apart := _interfaces(_of(output, "setup"))) and "connect to" in line:
+        tail = f" Most likely {apart}."
     if near and shared and "connect to" in line:
         tail = f" {words().says('near', near=', '.join(near))}."
         steps = (f"Set NCCL_SOCKET_IFNAME={shared[0]} on every host.", *steps)
@@ -1331,6 +1333,9 @@ def _frozen(output: JobOutput) -> EndingResult | None:
         return _stuck("frozen", text, event, *steps, *filter(None, (row.advice,)))
     if event.name in words().waited:
         fields, limit = event.fields, event.number("timeout_ms")
+        called_for = words().search("far_end", "\n".join(map(_frames, raised)))
+        if called_for and event.name == "gloo-timeout":
+            fields = {"remote": called_for[1], **fields}
         whom = f"rank {fields['remote']}" if "remote" in fields else "another rank"
         if "device" in fields:
             whom += f" (HCCL reports that {fields['device']} is stuck)"
@@ -1726,10 +1731,13 @@ def _calls(output: JobOutput) -> EndingResult | None:
     named = (e for e in _of(output, "setup") if "comm" in e.fields)
     members = {(e.fields["process"], e.fields["comm"]): e for e in named}
     groups: dict[str, dict[int, tuple[int, OutputEvent]]] = {}
-    for event in _of(output, "calls"):
+    calls = _of(output, "calls")
+    is_one_host = len({e.fields.get("process", "").partition(":")[0] for e in calls}) == 1
+    for event in calls:
         fields = event.fields
         known = members.get((fields.get("process", ""), fields.get("comm", "")))
-        rank = event.number("own") if known is None else known.number("member")
+        own = event.number("gpu" if is_one_host and "gpu" in fields else "own")
+        rank = own if known is None else known.number("member")
         if rank is not None:
             number = event.number("number") or int(fields.get("count", "0"), 16)
             groups.setdefault(fields.get("size", ""), {}).setdefault(rank, (number, event))
@@ -1782,10 +1790,22 @@ def _set_up(output: JobOutput) -> EndingResult | None:
     came = f"{ready:,} of {counted(len(last), 'process')} came" if ready else "no process came"
     which = "all" if count == len(last) else "the others" if count == len(begun) else "some"
     is_early = stage in ("Bootstrap", "Using network", "Init START")
+    if absent := _unheard(events):
+        return _undecided("set-up", words().says("absent", who=absent), "absent")
     text = f"the text ends while NCCL sets up: {came} to “{_READY}”, and {which} stand after "
     is_one_host = len(last) > 1 and len({name.partition(":")[0] for name in last}) == 1
     step = "set-up of a host" if is_one_host else "early set-up" if is_early else "set-up"
     return _undecided("set-up", f"{text}{words().stages[stage]}", step)
+
+
+def _unheard(events: Sequence[OutputEvent]) -> str:
+    """The few ranks of a communicator that print nothing while all others do; empty without any."""
+    named = grouped((e.number("size"), e.number("member")) for e in events if "member" in e.fields)
+    if len(named) != 1:
+        return ""
+    size, members = next(iter(named.items()))
+    absent = {*range(size or 0)} - {*members}
+    return name_ranks(absent) if 0 < 4 * len(absent) <= len({*members}) + 1 else ""
 
 
 def _undecided(cause: str, says: str, step: str) -> EndingResult:

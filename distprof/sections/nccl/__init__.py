@@ -128,7 +128,7 @@ class NcclResult(Result, frozen=True, kw_only=True):
     # Path of the GPU farthest from its nearest network card: GB/s and type; null if not printed.
     card_path: tuple[float, str] | None = None
     tested: str = ""  # What nccl-tests measured, if its output is in the same file.
-    num_test_hosts: int | None = None  # Hosts that nccl-tests lists there.
+    num_test_hosts: int | None = None  # Hosts that nccl-tests lists there, or a line names.
     groups: tuple[NcclGroup, ...] = ()  # Communicators, identical ones folded into one row.
     transports: tuple[NcclTransport, ...] = ()  # How ranks are connected.
     hosts: tuple[NcclHost, ...] = ()  # Hosts with their network cards.

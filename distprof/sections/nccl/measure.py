@@ -52,7 +52,10 @@ def analyze_nccl(run: Run) -> NcclResult:
         networks=tuple(log.networks),
         missing_networks=tuple(log.missing_networks),
         paths=log.links,
-        num_test_hosts=len({*log.test_hosts.values()}) or None,
+        peer_path=log.peer_path,
+        card_path=log.card_path,
+        tested=log.tested,
+        num_test_hosts=len({*log.test_hosts.values()}) or log.num_nodes,
         groups=_groups(log, places),
         transports=_transports(log, places),
         hosts=_hosts(log),
@@ -93,6 +96,8 @@ class _Places:
             writer = edge.target if edge.direction == "receive" else edge.source
             if writer is not None and edge.process is not None:
                 written[edge.communicator, writer].add(log.processes[edge.process].host)
+                written[None, writer].add(log.processes[edge.process].host)
+        self._is_alone = len(log.communicators) < 2  # and lines without a communicator are its own
         self._of_writer = {key: hosts.pop() for key, hosts in written.items() if len(hosts) == 1}
         self._of_member = [
             {m.rank: log.processes[m.process].host for m in one.members if m.process >= 0}
@@ -139,7 +144,8 @@ class _Places:
         """Host of one end of a connection."""
         members = {} if edge.communicator is None else self._of_member[edge.communicator]
         known = None if rank is None else members.get(rank)
-        known = known or self._of_writer.get((edge.communicator, rank))
+        one = None if self._is_alone else edge.communicator
+        known = known or self._of_writer.get((one, rank))
         return known or (None if rank is None else self._tested.get(rank))
 
     def where(self, edge: NcclEdge) -> str:

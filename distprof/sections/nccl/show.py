@@ -212,8 +212,9 @@ def _share(result: NcclResult, where: str) -> str:
         rest = "the others" if len(ways) == 2 else format_ratio(most.num_connections / total)
         others = f", {rest} use {transport_name(most)}" if most is not slow else ""
         return f"{where} {share} connections go through CPU memory ({slow.transport}){others}"
-    without = where == BETWEEN and most.is_rdma and not most.has_gdr
-    note = ", without GPUDirect RDMA" if without else ""
+    note = ", without GPUDirect RDMA" * (where == BETWEEN and most.is_rdma and not most.has_gdr)
+    if where == INSIDE and len(ways) == 2:
+        note = f", the others {transport_name(next(way for way in ways if way is not most))}"
     return f"{where} {share} connections use {transport_name(most)}{note}"
 
 

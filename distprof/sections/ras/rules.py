@@ -22,11 +22,12 @@ def troubled_nccl_rank(ras: RasResult) -> Iterator[Draft]:
     """Ranks that do not answer NCCL's RAS, report an error, or have launched fewer collectives than
     others.
     """
-    told = [one for one in ras.troubled if one.kind != "behind" or ras.stands is not False]
+    uneven = ("behind", "ahead")
+    told = [one for one in ras.troubled if one.kind not in uneven or ras.stands is not False]
     alike = grouped([((one.kind, one.text), one) for one in told])
     for (kind, text), ranks in alike.items():
         yield _draft(kind, text, ranks, stands=ras.stands)
-    if ras.num_behind and ras.stands is not False and not any(k == "behind" for k, _ in alike):
+    if ras.num_behind and ras.stands is not False and not any(k in uneven for k, _ in alike):
         yield Draft(
             headline=f"{counted(ras.num_behind, 'rank')} launched fewer collectives than others",
             message="NCCL's output does not name them.",
@@ -42,7 +43,7 @@ def _draft(kind: str, text: str, troubled: Sequence[TroubledRank], *, stands: bo
     where = f" ({few_names(places, _MAX_NAMED, '; ')})" if places else ""
     count = len(dict.fromkeys((one.rank, one.place) for one in troubled))
     who = name_ranks(ranks) if ranks else counted(count, "process")
-    is_sure = kind in ("dead", "error") or (kind == "behind" and bool(stands))
+    is_sure = kind in ("dead", "error") or (kind in ("behind", "ahead") and bool(stands))
     is_bad = is_sure and text != _REMOTE
     words = table_beside(__package__, "troubles.toml")[kind]
     message = words["message"].format(who=who, text=text, where=where)

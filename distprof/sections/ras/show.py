@@ -56,7 +56,10 @@ def ras_verdict(report: Report) -> VerdictText:
     number = sum(one.num_communicators for one in result.communicators)
     line = f"NCCL reports {counted(number, 'communicator')}"
     if not result.troubled and not result.num_behind:
-        return f"{line}; every rank answers, without an error, and launches are equal.", ()
+        errors = dict.fromkeys(error for one in result.communicators for error in one.errors)
+        unnamed = f", with {' and '.join(errors)}, and the text does not show of which ranks."
+        alike = "; every rank answers, without an error, and launches are equal."
+        return line + (unnamed if errors else alike), ()
     return f"{line}, with trouble on {counted(len(result.troubled), 'rank')}.", ()
 
 

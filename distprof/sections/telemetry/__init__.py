@@ -78,7 +78,7 @@ class DeviceError(Record, frozen=True, kw_only=True):
     """Errors of one kind that a kernel, a GPU driver or a fabric manager logged."""
 
     # ``xid`` of a GPU, ``fabric`` of an NVSwitch, ``crash`` of a process, ``oom`` for a process
-    # that the kernel killed to free memory.
+    # that the kernel killed to free memory, ``iommu`` for a GPU's accesses that it refused.
     kind: str
     number: int | None  # Number of the error; null if unknown.
     # Readable name, for example ``GPU 3 of node-1``; for a process, its host. Empty if unknown.

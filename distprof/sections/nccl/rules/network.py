@@ -137,8 +137,7 @@ def no_gpudirect(
         cards = sorted({remark.value for remark in remarks})
         what = "libfabric" if cards == ["Libfabric"] else counted(len(cards), "network card")
         most = max(remark.num_processes for remark in remarks)
-        of_all = f" on {most:,} of {nccl.num_processes:,} processes"
-        where = of_all if nccl.num_processes > 1 else ""
+        where = f" on {most:,} of {nccl.num_processes:,} processes" * (nccl.num_processes > 1)
         yield Draft(
             headline=f"GPUDirect RDMA is disabled for {what}",
             message=(
@@ -179,10 +178,8 @@ def _fix(nccl: NcclResult) -> str:
     cards = (card for host in nccl.hosts for card in host.cards)
     versions = (version.value for version in nccl.versions)
     names = " ".join((*networks, *cards, *versions, *nccl.paths)).lower()
-    maker = next(
-        (maker for maker, its in SAYS["makers"].items() if re.search(its, names)), "nvidia"
-    )
-    return f"{advice('no-gpudirect', maker)} {advice('no-gpudirect', 'all')}"
+    fitting = (maker for maker, its in SAYS["makers"].items() if re.search(its, names))
+    return f"{advice('no-gpudirect', next(fitting, 'nvidia'))} {advice('no-gpudirect', 'all')}"
 
 
 _MOST_NAMED = 6
@@ -252,15 +249,12 @@ def _is_short(host: NcclHost, min_ratio: float) -> bool:
     return bool(host.used_cards) and len(host.used_cards) < min_ratio * useful
 
 
-_FAILED = re.compile(r"(?i)SHARP coll init error|cannot initialize CollNet")
-
-
 @rule("NET112", Severity.WARNING, costs_time=False)
 def sharp_unavailable(nccl: NcclResult) -> Iterator[Draft]:
     """NCCL was told to reduce in the switches (SHARP, CollNet), tried to, and failed."""
     if not has_log(nccl):
         return
-    failed = [warning for warning in nccl.warnings if _FAILED.search(warning.text)]
+    failed = [warning for warning in nccl.warnings if re.search(SAYS["no_sharp"], warning.text)]
     if not failed:
         return
     most = max(failed, key=lambda warning: warning.num_lines)

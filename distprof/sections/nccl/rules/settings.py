@@ -181,7 +181,8 @@ def _missing(nccl: NcclResult) -> Iterator[str]:
         number = sum(setting.num_processes for setting in settings)
         absent = printing - present
         if len(settings) == 1 and absent and number == sum(hosts.get(host, 0) for host in present):
-            yield f"{name} is set on {_hosts(sorted(present))} and not on {_hosts(sorted(absent))}"
+            some, others = (few_names(sorted(of), _MOST_HOSTS) for of in (present, absent))
+            yield f"{name} is set on {some} and not on {others}"
 
 
 def _by_name(nccl: NcclResult) -> dict[str, list[NcclSetting]]:
@@ -201,8 +202,4 @@ def _side(setting: NcclSetting) -> str:
     if not setting.num_processes:
         return setting.value
     processes = counted(setting.num_processes, "process")
-    return f"{setting.value} on {processes} ({_hosts(setting.hosts)})"
-
-
-def _hosts(hosts: Sequence[str]) -> str:
-    return few_names(hosts, _MOST_HOSTS)
+    return f"{setting.value} on {processes} ({few_names(setting.hosts, _MOST_HOSTS)})"

@@ -101,7 +101,8 @@ def device_errors(telemetry: TelemetryResult) -> Iterator[Draft]:
     """
     if telemetry.is_missing and not (telemetry.errors or telemetry.conditions):
         raise InsufficientEvidenceError(NO_SENSORS)
-    for number, errors in sorted(_xids(telemetry).items()):
+    by_number = _xids(telemetry).items()  # what a program did, or what follows, comes last
+    for number, errors in sorted(by_number, key=lambda e: (not meaning_of(e[0]).is_hardware, e[0])):
         meaning = meaning_of(number)
         when = f", {'first ' if errors.count > 1 else ''}at {errors.time}" if errors.time else ""
         ran = f", in {errors.process}" if errors.process else ""
@@ -123,11 +124,9 @@ def device_errors(telemetry: TelemetryResult) -> Iterator[Draft]:
     wrong = [row for row in telemetry.ranks if row.ecc_uncorrected]
     if wrong:
         gpus = f"The GPU{'s' if len(wrong) > 1 else ''} of {name_ranks(row.rank for row in wrong)}"
+        number = sum(row.ecc_uncorrected or 0 for row in wrong)
         yield Draft(
-            headline=(
-                "GPU memory had "
-                f"{counted(sum(row.ecc_uncorrected or 0 for row in wrong), 'uncorrectable error')}"
-            ),
+            headline=f"GPU memory had {counted(number, 'uncorrectable error')}",
             message=f"{gpus} counted them during the recording.",
             fix=meaning_of(48).fix,
             ranks=tuple(row.rank for row in wrong),
@@ -135,7 +134,8 @@ def device_errors(telemetry: TelemetryResult) -> Iterator[Draft]:
             severity=Severity.ERROR,
         )
     yield from wrong_conditions(telemetry.conditions, {row.rank for row in wrong})
-    yield from (_fabric_draft(error) for error in telemetry.errors if error.kind == "fabric")
+    drafts = {"fabric": _fabric_draft, "iommu": _iommu_draft}
+    yield from (drafts[error.kind](error) for error in telemetry.errors if error.kind in drafts)
 
 
 def _xids(telemetry: TelemetryResult) -> dict[int, _XidErrors]:
@@ -185,6 +185,16 @@ def _fabric_draft(error: DeviceError) -> Draft:
     )
 
 
+def _iommu_draft(error: DeviceError) -> Draft:
+    times = f"{_times(error.count)}{when_of(error)}"
+    return Draft(
+        headline=f"The IOMMU refused accesses of {error.device or 'a GPU'}",
+        message=f"Page faults ({error.text}), {times}: copies between GPUs stand or fail.",
+        fix=advice("device-errors", "iommu"),
+        evidence=("telemetry.errors",),
+    )
+
+
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count:,} times"
 
@@ -224,18 +234,12 @@ def host_out_of_memory(telemetry: TelemetryResult) -> Iterator[Draft]:
 
 def _killed_draft(error: DeviceError) -> Draft:
     is_cgroup = _CGROUP in error.text.lower()
-    full = (
-        "its memory cgroup (container or job) was full"
-        if is_cgroup
-        else "the host had no memory left"
-    )
+    group = "its memory cgroup (container or job) was full"
+    full = group if is_cgroup else "the host had no memory left"
     held = f", when it held {format_bytes(error.memory_bytes)}" if error.memory_bytes else ""
     return draft_of(
         error,
         headline=f"The kernel killed {subject_of(error)} {_times(error.count)}: no memory was left",
         message=f"{who(error)} was killed{when_of(error)}{held}: {full}.",
-        fix=(
-            "Use fewer loader workers and less prefetching, and free host memory"
-            f"{', or raise the memory limit of the job or container' if is_cgroup else ''}."
-        ),
+        fix=advice("host-out-of-memory", "cgroup" if is_cgroup else "host"),
     )

@@ -20,7 +20,14 @@ from distprof.sections.telemetry import (
 )
 from distprof.sections.telemetry.rules.devices import NO_SENSORS, name_devices, ranks_of
 from distprof.terms import Confidence, Severity
-from distprof.units import capitalized, format_bandwidth, format_energy, format_ratio, name_ranks
+from distprof.units import (
+    capitalized,
+    format_bandwidth,
+    format_energy,
+    format_ratio,
+    name_ranks,
+    verb,
+)
 
 
 @rule(
@@ -115,34 +122,23 @@ def _num_others(sharers: Sequence[RankTelemetry]) -> int:
 
 def _of_ranks(groups: Sequence[Sequence[RankTelemetry]]) -> str:
     sharers = groups[0]
-    others = f", and {len(groups) - 1} more GPUs are shared" if len(groups) > 2 else ""
-    others = ", and 1 more GPU is shared" if len(groups) == 2 else others
+    others = f", and {counted(len(groups) - 1, 'more GPU')} {verb(groups[1:], 'are')} shared"
     gpu = (sharers[0].uuid or "it")[:12]  # the prefix and 8 digits, as in GPU-5f8a1c2d
-    return f"Their kernels take turns on {gpu}{others}."
+    return f"Their kernels take turns on {gpu}{others if len(groups) > 1 else ''}."
 
 
 def _of_others(groups: Sequence[Sequence[RankTelemetry]]) -> str:
     worst = max(groups, key=_num_others)
-    number = _num_others(worst)
-    processes = "a process" if number == 1 else f"{number} processes"
-    belong = "belongs" if number == 1 else "belong"
-    return (
-        f"On the GPU of {name_ranks(one.rank for one in worst)}, {processes} that {belong} to no "
-        "rank may compute."
-    )
+    what = "a process that belongs" if _num_others(worst) == 1 else "processes that belong"
+    return f"On the GPU of {name_ranks(one.rank for one in worst)}, {what} to no rank may compute."
 
 
 def _effect(cost: int, stretched: int, step: MeanStep) -> str:
     if not cost:
         return "The traces do not show the cost."
-    if stretched:
-        return (
-            f"For {step.amount(cost)} the GPU runs none of their kernels, or stretches them beyond "
-            "their usual duration."
-        )
-    return (
-        f"For {step.amount(cost)} the GPU runs none of their kernels, although these are launched."
-    )
+    longer = "or stretches them beyond their usual duration"
+    how = longer if stretched else "although these are launched"
+    return f"For {step.amount(cost)} the GPU runs none of their kernels, {how}."
 
 
 def _idle_ns(idle: IdleResult, ranks: Sequence[int], step: MeanStep) -> int:
@@ -189,8 +185,8 @@ def inactive_nvlinks(telemetry: TelemetryResult, limits: Limits) -> Iterator[Dra
             worst = min(short, key=lambda links: links.bytes_per_s)
             num_others = len(short) - 1
             expected = max(best, worst.expected_bytes_per_s or 0.0)
-            more = f"; {num_others} more GPUs also lack links" if num_others > 1 else ""
-            more = "; 1 more GPU also lacks links" if num_others == 1 else more
+            lack = f"; {counted(num_others, 'more GPU')} also {verb(short[1:], 'lack')} links"
+            more = lack if num_others else ""
             has = f"{worst.num_active} of {worst.num_links} NVLinks"
             headline = fitting(f"{worst.device} has only {has}", f"A GPU has only {has}")
             who = "It" if headline.startswith(worst.device) else worst.device
