@@ -119,6 +119,8 @@ class PhasesGrammar(Grammar):
 
     def take(self, block: bytes) -> None:
         """Read phases with their times, or a table with a column for each phase."""
+        if column := _PATTERNS["unit_of_column"].search(block):
+            block = _PATTERNS["first_value"].sub(rb"\1 " + column["unit"], block)
         text = block.decode("utf-8", "replace")
         self.name += " of epochs" * bool(_OF_EPOCHS.search(text))
         if _PATTERNS["compared"].search(block):  # times of several ways

@@ -183,7 +183,6 @@ MIN_NAMED_RATIO, MIN_LAUNCH_RATIO = 0.08, 0.05
 _STEP = "ProfilerStep"
 _ORDINALS = ("second", "third", "fourth")
 _LAUNCHING, _WAITING = "launching kernels", "waiting for the GPU"
-_IN_CALLS = " in calls of CUDA"
 _FEW_CALLS, _COLD_CALLS = 2, 10
 _MANY_CALLS, _SHORT_NS, _SPAN_NS = 10_000, 5_000, 100_000
 """Kernels or copies this short, or with so little CPU time each, wait for their launches."""
@@ -401,7 +400,7 @@ def _known_work(result: OperatorTableResult) -> list[str]:
     if {*re.findall(r"[a-z]{5,}", what)} & {*re.findall(r"[a-z]{5,}", action.lower())}:
         return []  # it is the action itself
     share = "Most" if 2 * spent[what] >= total else "The largest known part"
-    where = f"the time{_IN_CALLS}" if _are_calls(result) else "the CPU's time"
+    where = f"the time{calls}" if (calls := _in_calls(result)) else "the CPU's time"
     where = f"the time of {shorten(action, _MAX_NAME)}" if action else where
     of = f"{format_duration(total)} ({format_ratio(spent[what] / total)})"
     if not result.self_cpu_ns and spent[what] == total:  # the row itself is all that is known
@@ -410,9 +409,11 @@ def _known_work(result: OperatorTableResult) -> list[str]:
     return [said, *_advice(what, result)]
 
 
-def _are_calls(result: OperatorTableResult) -> bool:
-    """Whether all rows are calls of the CPU to CUDA or HIP."""
-    return all(re.match(r"(?:cu|cuda|hip)[A-Z]", row.name) for row in result.rows)
+def _in_calls(result: OperatorTableResult) -> str:
+    """Where the time is, if all rows are calls of the CPU to CUDA or HIP; else empty."""
+    of = "CUDA" if any(row.name.startswith("cu") for row in result.rows) else "HIP"
+    is_call = re.compile(r"_{0,2}(?:(?:cu|cuda|hip)[A-Z]|hsa_)").match
+    return f" in calls of {of}" * all(is_call(row.name) for row in result.rows)
 
 
 def _of_action(result: OperatorTableResult) -> list[str]:
@@ -444,7 +445,8 @@ def _of_the_top(result: OperatorTableResult) -> list[str]:
     field, cpu_ns, said = result.sorted_by, result.self_cpu_ns or 0, list[str]()
     chip, whole = ("GPU", result.self_device_ns or 0) if "device" in field else ("CPU", cpu_ns)
     rows = [row for row in result.rows if field and getattr(row, field) < _NEARLY * whole]
-    rows = [row for row in rows if "::" in row.name] or rows  # not ranges around operators
+    if chip == "CPU":  # not ranges around operators
+        rows = [row for row in rows if "::" in row.name] or rows
     top = max(rows, key=lambda row: getattr(row, field), default=None)
     each = {name: ns for name, ns in _by_name(result).items() if not name.startswith(_STEP)}
     each = {name: each[name] for name in each if re.search("::|#", name)} or each  # no ranges
@@ -530,7 +532,7 @@ def _of_one_row(result: OperatorTableResult) -> list[str]:
     is_one = len(result.rows) < _FEWEST_ROWS and not result.self_cpu_ns
     if around or ratio < MIN_WORK_RATIO or is_one:
         return around
-    where = _IN_CALLS * _are_calls(result) or " in the rows shown" * (not result.self_cpu_ns)
+    where = _in_calls(result) or " in the rows shown" * (not result.self_cpu_ns)
     alike = sum(row.self_cpu_ns for row in result.rows if row.kind == top.kind)
     if alike > _ALSO * top.self_cpu_ns and top.kind in _TABLE["kernel"]:
         values = {"name": _named(top), "alone": top.self_cpu_ns, "where": where}
