@@ -848,7 +848,8 @@ def _speed(cell: str, *says: str) -> tuple[str, float] | None:
 def _sides(rows: Iterable[_Row], *of: str) -> ScalingTable | None:
     """The median share that each of several ways has of the speed of the fastest."""
     ways = [row for row in rows if row.of in of and not _PATTERNS["of_calls"].match(row.name)]
-    ways = [row for row in ways if not _PATTERNS["part"].search(row.name)] or ways
+    whole = [row for row in ways if not _PATTERNS["part"].search(row.name)]
+    ways = whole or [row for row in ways if _PATTERNS["of_device"].search(row.name)] or ways
     if not ways:
         return None
     names, kind = mode((row.names, row.kind) for row in ways)

@@ -246,7 +246,7 @@ def _collectives(result: CollectiveSummaryResult) -> list[str]:
         return _of_one_rank(result)
     if result.wait_ratio is None:
         return ["The table of collectives has no collective whose ranks can be compared."]
-    text = f"{format_ratio(result.wait_ratio)} of the time in collectives is spent waiting"
+    text = _say("waits", ratio=result.wait_ratio)
     if result.late_rank is not None:
         text += _say("late", ratio=result.blamed_ratio, rank=result.late_rank)
     worst = result.classes[0]
@@ -267,14 +267,10 @@ def _of_one_rank(result: CollectiveSummaryResult) -> list[str]:
     detail = f"Longest are {calls}, with a mean of {format_duration(longest.mean_ns)}."
     if result.wait_ratio is None:
         return [most, detail, _TABLE["say"]["one rank"]]
-    waiting = f"{format_ratio(result.wait_ratio)} of the time in collectives is spent waiting"
+    waiting = _say("waits", ratio=result.wait_ratio)
     if result.wait_ratio < 1 - _SCALES:
         return [f"{most} Only {waiting}: compare the rest with the speed of the network."]
-    return [
-        f"{waiting} for ranks that arrive late: record a trace, which names them.",
-        most,
-        detail,
-    ]
+    return [f"{waiting} {_TABLE['say']['for late ranks']}", most, detail]
 
 
 def _input(result: InputReadinessResult) -> list[str]:
@@ -610,8 +606,13 @@ def _cpu_rows(result: OperatorTableResult) -> list[str]:
 def _with_calls(rows: list[TableRow], field: str, what: str, whole: int) -> list[str]:
     """The longest row, of rows whose times include what they call."""
     top, most, calls = rows[0], getattr(rows[0], field), rows[0].num_calls
-    alike = (row for row in rows[1:] if len({row.kind, top.kind, "computation"}) < 3)  # one kind
-    alike = (row for row in alike if row.num_calls == calls)
+    equals = [row for row in rows[1:] if row.num_calls == calls]
+    is_whole = _NEARLY * most <= sum(getattr(row, field) for row in equals) <= most
+    if is_whole and re.search(_TABLE["whole"], top.name) and equals[1:]:  # its parts
+        share = _share(getattr(equals[0], field), most)
+        said = _say("part", name=_named(equals[0]), whole=_named(top), share=share)
+        return [said, *_advised(equals[0])]
+    alike = (row for row in equals if len({row.kind, top.kind, "computation"}) < 3)  # one kind
     inside = [row for row in alike if getattr(row, field) >= _SAME_SPEED * most]
     each = f" in {calls:,} calls of {format_duration(most / calls)}" if calls > 1 else ""
     text = f"{_named(top)} and what it calls take longest on the {what}"
@@ -688,7 +689,7 @@ def _operators(result: OperatorTableResult) -> list[str]:
         lead = [_say("idle", busy=busy), *_known_work(result)]
         if len(lead) > 1 and _WAITING in lead[1]:
             lead = [lead[1], _say("idle after waits", busy=busy)]
-        if max(row.num_calls for row in result.rows if row.cpu_ns or row.device_ns) <= _FEW_CALLS:
+        if 0 < max(row.num_calls for row in result.rows) <= _FEW_CALLS:
             lead.append(_TABLE["first"])
     first = next((part for part in result.parts if part.num_calls is not None), None)
     if first is None:
