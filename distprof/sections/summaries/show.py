@@ -610,8 +610,8 @@ def _with_calls(rows: list[TableRow], field: str, what: str, whole: int) -> list
     is_whole = _NEARLY * most <= sum(getattr(row, field) for row in equals) <= most
     if is_whole and re.search(_TABLE["whole"], top.name) and equals[1:]:  # its parts
         share = _share(getattr(equals[0], field), most)
-        said = _say("part", name=_named(equals[0]), whole=_named(top), share=share)
-        return [said, *_advised(equals[0])]
+        told = _say("part", name=_named(equals[0]), whole=_named(top), share=share)
+        return [told, *_advised(equals[0])]
     alike = (row for row in equals if len({row.kind, top.kind, "computation"}) < 3)  # one kind
     inside = [row for row in alike if getattr(row, field) >= _SAME_SPEED * most]
     each = f" in {calls:,} calls of {format_duration(most / calls)}" if calls > 1 else ""
