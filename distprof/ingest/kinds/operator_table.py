@@ -186,16 +186,17 @@ def _listed(source: str, text: str, header: re.Match[str], layout: _Layout) -> O
         )
     if not 0 < len(found) <= MAX_ROWS:
         what = layout.program.partition(",")[0]
-        listed = f"the header of {what}, and {len(found):,} readable rows below it"
-        refusing("a table with its rows", "keep the rows below the header")(source, listed)
+        read = f"the header of {what}, and {len(found):,} readable rows below it"
+        refusing("a table with its rows", "keep the rows below the header")(source, read)
     total = _scaled(printed[1], 1e9) if printed else None if are_kernels else whole.ns
     longest = max(one.cpu_ns for one in found.values()) if layout.is_tree else 0
+    listed = sum(one.self_device_ns for one in found.values())  # of several tables
     cpu_ns = sections[0][1] if sections else total or longest or total
     return OperatorTable(
         operators=tuple(found.values()),
         device=layout.device if are_kernels else "",
         self_cpu_ns=cpu_ns,
-        self_device_ns=whole.ns if are_kernels else None,
+        self_device_ns=max(whole.ns, listed) if are_kernels and whole.ns else None,
         is_from_top=bool(header[0]),
         actions=tuple(section[:2] for section in sections),
     )

@@ -870,19 +870,24 @@ def _speed(cell: str, *says: str) -> tuple[str, float] | None:
 def _sides(rows: Iterable[_Row], *of: str) -> ScalingTable | None:
     """The median share that each of several ways has of the speed of the fastest."""
     ways = [row for row in rows if row.of in of and not _PATTERNS["of_calls"].match(row.name)]
-    ways = [row for row in ways if not _PATTERNS["part"].search(row.name)] or ways
+    whole = [row for row in ways if not _PATTERNS["part"].search(row.name)]
+    ways = whole or [row for row in ways if _PATTERNS["of_device"].search(row.name)] or ways
     if not ways:
         return None
     names, kind = mode((row.names, row.kind) for row in ways)
     alike = [row for row in ways if (row.names, row.kind) == (names, kind)]
+    are_parts = len(alike) > 1 and all(_PATTERNS["part"].search(row.name) for row in alike)
     shares = ([rate / max(row.rates) for rate in row.rates] for row in alike)
-    usual = map(median, zip(*shares, strict=True))
+    usual = [*map(median, zip(*shares, strict=True))]
+    if are_parts:
+        each = zip(*(row.rates for row in alike), strict=True)
+        usual = [1 / sum(1 / rate for rate in rates) for rates in each]
     by_name = dict(zip(names, usual, strict=True))
     at = names.index(max(by_name, key=by_name.__getitem__))
     others = [row.name for row in alike if row.rates[at] < _SAME_SPEED * max(row.rates)]
     note = f"This is the row {alike[0].name}" if alike[0].of == "columns" else ""
     if len(alike) > 1:
-        note = f"These are medians of {len(alike)} rows"
+        note = f"These are {'sums' if are_parts else 'medians'} of {len(alike)} rows"
         note += f", and in {len(others)} another is faster: {'; '.join(others[:3])}" * bool(others)
     return _by_name(by_name, "ways", *[f"{note}."][: len(note)])
 

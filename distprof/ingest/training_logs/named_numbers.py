@@ -120,6 +120,8 @@ class PhasesGrammar(Grammar):
 
     def take(self, block: bytes) -> None:
         """Read phases with their times, or a table with a column for each phase."""
+        if column := _PATTERNS["unit_of_column"].search(block):
+            block = _PATTERNS["first_value"].sub(rb"\1 " + column["unit"], block)
         text = block.decode("utf-8", "replace")
         loss = _PATTERNS["loss"].search(block.lower())
         self._loss = to_float(loss["value"]) if loss else self._loss

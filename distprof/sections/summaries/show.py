@@ -183,7 +183,6 @@ MIN_NAMED_RATIO, MIN_LAUNCH_RATIO = 0.08, 0.05
 _STEP = "ProfilerStep"
 _ORDINALS = ("second", "third", "fourth")
 _LAUNCHING, _WAITING = "launching kernels", "waiting for the GPU"
-_IN_CALLS = " in calls of CUDA"
 _FEW_CALLS, _COLD_CALLS = 2, 10
 _MANY_CALLS, _SHORT_NS, _SPAN_NS = 10_000, 5_000, 100_000
 """Kernels or copies this short, or with so little CPU time each, wait for their launches."""
@@ -247,7 +246,7 @@ def _collectives(result: CollectiveSummaryResult) -> list[str]:
         return _of_one_rank(result)
     if result.wait_ratio is None:
         return ["The table of collectives has no collective whose ranks can be compared."]
-    text = f"{format_ratio(result.wait_ratio)} of the time in collectives is spent waiting"
+    text = _say("waits", ratio=result.wait_ratio)
     if result.late_rank is not None:
         text += _say("late", ratio=result.blamed_ratio, rank=result.late_rank)
     worst = result.classes[0]
@@ -268,14 +267,10 @@ def _of_one_rank(result: CollectiveSummaryResult) -> list[str]:
     detail = f"Longest are {calls}, with a mean of {format_duration(longest.mean_ns)}."
     if result.wait_ratio is None:
         return [most, detail, _TABLE["say"]["one rank"]]
-    waiting = f"{format_ratio(result.wait_ratio)} of the time in collectives is spent waiting"
+    waiting = _say("waits", ratio=result.wait_ratio)
     if result.wait_ratio < 1 - _SCALES:
         return [f"{most} Only {waiting}: compare the rest with the speed of the network."]
-    return [
-        f"{waiting} for ranks that arrive late: record a trace, which names them.",
-        most,
-        detail,
-    ]
+    return [f"{waiting} {_TABLE['say']['for late ranks']}", most, detail]
 
 
 def _input(result: InputReadinessResult) -> list[str]:
@@ -401,7 +396,7 @@ def _known_work(result: OperatorTableResult) -> list[str]:
     if {*re.findall(r"[a-z]{5,}", what)} & {*re.findall(r"[a-z]{5,}", action.lower())}:
         return []  # it is the action itself
     share = "Most" if 2 * spent[what] >= total else "The largest known part"
-    where = f"the time{_IN_CALLS}" if _are_calls(result) else "the CPU's time"
+    where = f"the time{calls}" if (calls := _in_calls(result)) else "the CPU's time"
     where = f"the time of {shorten(action, _MAX_NAME)}" if action else where
     of = f"{format_duration(total)} ({format_ratio(spent[what] / total)})"
     if not result.self_cpu_ns and spent[what] == total:  # the row itself is all that is known
@@ -410,9 +405,11 @@ def _known_work(result: OperatorTableResult) -> list[str]:
     return [said, *_advice(what, result)]
 
 
-def _are_calls(result: OperatorTableResult) -> bool:
-    """Whether all rows are calls of the CPU to CUDA or HIP."""
-    return all(re.match(r"(?:cu|cuda|hip)[A-Z]", row.name) for row in result.rows)
+def _in_calls(result: OperatorTableResult) -> str:
+    """Where the time is, if all rows are calls of the CPU to CUDA or HIP; else empty."""
+    of = "CUDA" if any(row.name.startswith("cu") for row in result.rows) else "HIP"
+    is_call = re.compile(r"_{0,2}(?:(?:cu|cuda|hip)[A-Z]|hsa_)").match
+    return f" in calls of {of}" * all(is_call(row.name) for row in result.rows)
 
 
 def _of_action(result: OperatorTableResult) -> list[str]:
@@ -444,7 +441,8 @@ def _of_the_top(result: OperatorTableResult) -> list[str]:
     field, cpu_ns, said = result.sorted_by, result.self_cpu_ns or 0, list[str]()
     chip, whole = ("GPU", result.self_device_ns or 0) if "device" in field else ("CPU", cpu_ns)
     rows = [row for row in result.rows if field and getattr(row, field) < _NEARLY * whole]
-    rows = [row for row in rows if "::" in row.name] or rows  # not ranges around operators
+    if chip == "CPU":  # not ranges around operators
+        rows = [row for row in rows if "::" in row.name] or rows
     top = max(rows, key=lambda row: getattr(row, field), default=None)
     each = {name: ns for name, ns in _by_name(result).items() if not name.startswith(_STEP)}
     each = {name: each[name] for name in each if re.search("::|#", name)} or each  # no ranges
@@ -530,7 +528,7 @@ def _of_one_row(result: OperatorTableResult) -> list[str]:
     is_one = len(result.rows) < _FEWEST_ROWS and not result.self_cpu_ns
     if around or ratio < MIN_WORK_RATIO or is_one:
         return around
-    where = _IN_CALLS * _are_calls(result) or " in the rows shown" * (not result.self_cpu_ns)
+    where = _in_calls(result) or " in the rows shown" * (not result.self_cpu_ns)
     alike = sum(row.self_cpu_ns for row in result.rows if row.kind == top.kind)
     if alike > _ALSO * top.self_cpu_ns and top.kind in _TABLE["kernel"]:
         values = {"name": _named(top), "alone": top.self_cpu_ns, "where": where}
@@ -608,8 +606,13 @@ def _cpu_rows(result: OperatorTableResult) -> list[str]:
 def _with_calls(rows: list[TableRow], field: str, what: str, whole: int) -> list[str]:
     """The longest row, of rows whose times include what they call."""
     top, most, calls = rows[0], getattr(rows[0], field), rows[0].num_calls
-    alike = (row for row in rows[1:] if len({row.kind, top.kind, "computation"}) < 3)  # one kind
-    alike = (row for row in alike if row.num_calls == calls)
+    equals = [row for row in rows[1:] if row.num_calls == calls]
+    is_whole = _NEARLY * most <= sum(getattr(row, field) for row in equals) <= most
+    if is_whole and re.search(_TABLE["whole"], top.name) and equals[1:]:  # its parts
+        share = _share(getattr(equals[0], field), most)
+        told = _say("part", name=_named(equals[0]), whole=_named(top), share=share)
+        return [told, *_advised(equals[0])]
+    alike = (row for row in equals if len({row.kind, top.kind, "computation"}) < 3)  # one kind
     inside = [row for row in alike if getattr(row, field) >= _SAME_SPEED * most]
     each = f" in {calls:,} calls of {format_duration(most / calls)}" if calls > 1 else ""
     text = f"{_named(top)} and what it calls take longest on the {what}"
@@ -686,7 +689,7 @@ def _operators(result: OperatorTableResult) -> list[str]:
         lead = [_say("idle", busy=busy), *_known_work(result)]
         if len(lead) > 1 and _WAITING in lead[1]:
             lead = [lead[1], _say("idle after waits", busy=busy)]
-        if max(row.num_calls for row in result.rows if row.cpu_ns or row.device_ns) <= _FEW_CALLS:
+        if 0 < max(row.num_calls for row in result.rows) <= _FEW_CALLS:
             lead.append(_TABLE["first"])
     first = next((part for part in result.parts if part.num_calls is not None), None)
     if first is None:
