@@ -174,7 +174,7 @@ def _read_nccl(paths: Mapping[str, int | None]) -> NcclLog:
 
 
 def _is_nccl_log(path: str) -> bool:
-    start = b"" if path.lower().endswith(NOT_LOGS) else beginning(path, _NCCL_BYTES)
+    start = b"" if path.lower().endswith(_NEVER_READ) else beginning(path, _NCCL_BYTES)
     if begins_object(start):
         return False
     if all(sign in start for sign in machine.TEST_SIGNS):

@@ -545,7 +545,7 @@ def _frozen(
 
 def _told(positions: Sequence[EndingPosition], told: set[int]) -> EndingResult | None:
     """Ranks that report the time-out of another, which does not report it itself."""
-    if not told:
+    if not (told and positions):
         return None
     others = f"{_who(positions, positions[0].group)} only {verb(positions, 'repeat')}"
     text = words().says("told", who=name_ranks(told), others=others)
