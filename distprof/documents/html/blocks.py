@@ -225,6 +225,15 @@ def row(name: str, drawn: Markup, value: str, *, tag: str = "div") -> Markup:
     return element(tag, label, drawn, element("span", value, class_="value"), class_="row")
 
 
+def row_of_parts(
+    name: str, value: str, parts: Sequence[tuple[str, float, str]], marks: Sequence[float] = ()
+) -> Markup:
+    """A label, a bar of parts (kind, share and text of each), and its value."""
+    pieces = [Segment(kind=kind, ratio=ratio, title=text) for kind, ratio, text in parts]
+    texts = ", ".join(text for *_, text in parts)
+    return row(name, bar(pieces, label=f"{name}: {value}: {texts}", marks=marks), value)
+
+
 def rows(lines: Sequence[Markup]) -> Markup:
     """Rows one below another."""
     return element("div", *lines, class_="rows")

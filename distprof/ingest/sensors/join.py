@@ -500,9 +500,5 @@ def _unplaced(series: Iterable[DeviceSeries], nodes: Sequence[str]) -> list[Gap]
     fix = ""
     if len(nodes) > 1 and not any(one.host for one in without):
         fix = f": put the node name into the file name (gpu.{nodes[0]}.csv)"
-    return [
-        Gap(
-            what="unplaced-devices",
-            message=(f"Unknown rank for {gpus} in the sensor files ({names}){placed_ranks}{fix}."),
-        )
-    ]
+    message = f"Unknown rank for {gpus} in the sensor files ({names}){placed_ranks}{fix}."
+    return [Gap(what="unplaced-devices", message=message)]

@@ -133,14 +133,14 @@ def _object_in(line: str) -> Any:
     return found if isinstance(found, dict) else {}
 
 
-def parsed_time(text: str, form: str) -> int | None:
-    """A time without a zone in ns, as if it were UTC; None if it is invalid."""
+def local_time(text: str) -> tuple[int, Clock] | None:
+    """A time such as ``Jul 3 2026 22:10:46`` in ns, as if it were UTC; None if it is invalid."""
     try:
-        moment = datetime.strptime(text, form).replace(tzinfo=UTC)
+        moment = datetime.strptime(text, "%b %d %Y %H:%M:%S").replace(tzinfo=UTC)
     except ValueError:
         return None
     ns = int(moment.timestamp()) * NS_PER_S
-    return ns if 0 <= ns < LAST_NS else None
+    return (ns, "local") if 0 <= ns < LAST_NS else None
 
 
 def _take(message: str, stamp: _Stamp, collector: Collector) -> None:
@@ -203,9 +203,8 @@ def _split(line: str) -> tuple[_Stamp | None, str]:
 def _stamped(line: str) -> tuple[_Stamp | None, str]:
     ctime = _PATTERNS["ctime"].match(line)
     if ctime is not None:
-        t_ns = parsed_time(f"{ctime[2]} {ctime[3]} {ctime[5]} {ctime[4]}", "%b %d %Y %H:%M:%S")
-        time = ctime[0].strip("[] ")
-        return _Stamp("", t_ns, "none" if t_ns is None else "local", time), line[ctime.end() :]
+        t_ns, clock = local_time(f"{ctime[2]} {ctime[3]} {ctime[5]} {ctime[4]}") or (None, "none")
+        return _Stamp("", t_ns, clock, ctime[0].strip("[] ")), line[ctime.end() :]
     seconds = _PATTERNS["seconds"].match(line)
     if seconds is not None:
         stamp = _Stamp(seconds["host"] or "", None, "none", f"{seconds[1]} s after boot")
@@ -238,8 +237,8 @@ def take_fabric_line(line: str, collector: Collector) -> None:
         return
     number = _PATTERNS["switch_error"].search(match[3])
     switch = _PATTERNS["switch"].search(match[3])
-    t_ns = parsed_time(match[1], "%b %d %Y %H:%M:%S")
-    stamp = _Stamp("", t_ns, "none" if t_ns is None else "local", match[1])
+    t_ns, clock = local_time(match[1]) or (None, "none")
+    stamp = _Stamp("", t_ns, clock, match[1])
     at = bus_id(switch[1]) if switch else ""
     code = int(number[1]) if number else None
     stamp.add(collector, match[3].strip(), kind="fabric", number=code, bus_id=at)

@@ -31,7 +31,7 @@ from distprof.ingest.sensors.collect import (
     time_of,
     whole,
 )
-from distprof.ingest.sensors.messages import parsed_time
+from distprof.ingest.sensors.messages import local_time
 from distprof.run.logs import Clock, DeviceState, Identity
 from distprof.run.records import NO_THROTTLING
 
@@ -172,8 +172,7 @@ def date_of(line: str) -> tuple[int, Clock] | None:
     if match is None:
         return None
     month, day, time, year = match.groups()
-    t_ns = parsed_time(f"{month} {day} {year} {time}", "%b %d %Y %H:%M:%S")
-    return None if t_ns is None else (t_ns, "local")
+    return local_time(f"{month} {day} {year} {time}")
 
 
 class SmiTables:

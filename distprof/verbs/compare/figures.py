@@ -8,14 +8,13 @@ from distprof.documents.html.blocks import (
     EMPTY,
     Markup,
     Part,
-    Segment,
-    bar,
     captioned,
     changes,
     interval_bar,
     joined,
     legend,
     row,
+    row_of_parts,
     rows,
 )
 from distprof.documents.html.picture import pictures_figure
@@ -54,12 +53,11 @@ def pair_figure(parts: Sequence[PartChange]) -> Markup:
 
 def _step_row(name: str, parts: Sequence[tuple[str, int]], most: int) -> Markup:
     length = format_duration(sum(ns for _, ns in parts))
-    texts = [f"{part_of(key).name} {format_duration(ns)}" for key, ns in parts]
     pieces = [
-        Segment(kind=part_of(key).kind, ratio=max(ns, 0) / most, title=text)
-        for (key, ns), text in zip(parts, texts, strict=True)
+        (part_of(key).kind, max(ns, 0) / most, f"{part_of(key).name} {format_duration(ns)}")
+        for key, ns in parts
     ]
-    return row(name, bar(pieces, label=f"{name}: {length}: {', '.join(texts)}"), length)
+    return row_of_parts(name, length, pieces)
 
 
 def change_figure(found: Sequence[tuple[str, int]]) -> Markup:

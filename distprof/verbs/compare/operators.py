@@ -11,6 +11,7 @@ from collections.abc import Callable, Container, Hashable, Iterable, Iterator, S
 
 import msgspec
 
+from distprof.artefacts.record import made_from
 from distprof.artefacts.summary_file import StepParts
 from distprof.costs.operators import KNOWN
 from distprof.sections.computation import REST, ComputationResult
@@ -81,12 +82,10 @@ def _rows(result: ComputationResult, parts: StepParts | None) -> list[_Row]:
             continue
         before, done = done, done + row.total_ns
         rows.append(
-            _Row(
+            made_from(
+                row,
+                _Row,
                 name=_LAST_NUMBER.sub("", row.name) if _FUSED.match(row.name) else row.name,
-                part=row.part,
-                category=row.category,
-                inputs=row.inputs,
-                kernel=row.kernel,
                 num_calls=row.num_calls / samples,
                 ns=done // samples - before // samples,
             )

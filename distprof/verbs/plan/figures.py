@@ -8,11 +8,9 @@ from distprof.documents.html.blocks import (
     EMPTY,
     Markup,
     Part,
-    Segment,
-    bar,
     captioned,
     legend,
-    row,
+    row_of_parts,
     rows,
 )
 from distprof.sections.table import counted
@@ -49,19 +47,10 @@ def steps_figure(found: Sequence[Estimate]) -> Markup:
             for key, (kind, text) in _PARTS.items()
         ]
         value = f"{format_duration(one.step_ns)}, {format_ratio(one.mfu)} MFU"
-        lines.append(_row(_name(one), value, parts))
+        lines.append(row_of_parts(_name(one), value, parts))
     used = [key for key in _PARTS if any(getattr(one, key) for one in found)]
     named = legend([(f"k-{_PARTS[key][0]}", _PARTS[key][1]) for key in used])
     return captioned("Modelled step by part, fastest layout first", rows(lines), named)
-
-
-def _row(
-    name: str, value: str, parts: Sequence[tuple[str, float, str]], marks: Sequence[float] = ()
-) -> Markup:
-    """A bar of parts: kind, share and text of each."""
-    pieces = [Segment(kind=kind, ratio=ratio, title=text) for kind, ratio, text in parts]
-    texts = ", ".join(piece.title for piece in pieces)
-    return row(name, bar(pieces, label=f"{name}: {value}: {texts}", marks=marks), value)
 
 
 def _name(one: Estimate) -> str:
@@ -89,7 +78,7 @@ def memory_figure(found: Sequence[Estimate], usable_bytes: int) -> Markup:
         ]
         total = one.memory.total_bytes
         share = f"{format_bytes(total)}, {format_ratio(total / max(usable_bytes, 1))}"
-        lines.append(_row(_name(one), share, parts, (usable_bytes / most,)))
+        lines.append(row_of_parts(_name(one), share, parts, (usable_bytes / most,)))
     named = legend(
         [
             (f"k-m{number}", text)
