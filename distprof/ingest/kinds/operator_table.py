@@ -90,6 +90,9 @@ def read_operator_table(source: str) -> OperatorTable:
     """Read the first table of a file; InputError if it cannot be read or has no row."""
     text = _plain(whole(source, BOUND.num_bytes, _refuse))
     if not _PATTERNS["header"].search(text):
+        if functions := [*_PATTERNS["function"].finditer(text)]:
+            longest = max(functions, key=lambda one: float(one[1]))
+            text = text[: functions[0].start()] + text[longest.start() :]
         for header, layout in _layouts():
             if found := header.search(text):
                 return _listed(source, text, found, layout)

@@ -162,8 +162,7 @@ def read_input_readiness(source: str) -> InputReadiness:
     known = np.isfinite(times) & (np.abs(times) < 1e12)
     order = np.argsort(times[known], kind="stable")
     notes = [f"Skipped values outside 0 to 1: {int(absurd.sum()):,}."] * bool(absurd.any())
-    if not known.all():
-        notes.append(f"Skipped samples without a time: {int((~known).sum()):,}.")
+    notes += [f"Skipped samples without a time: {int((~known).sum()):,}."] * (not known.all())
     return InputReadiness(
         time_s=times[known][order].astype(np.int64),
         ranks=tuple(rank for rank, _ in ranks),

@@ -128,12 +128,11 @@ def _ranks(
 
 def _limits(classes: list[SummarisedClass]) -> tuple[str, ...]:
     missing = sum(not one.is_compared for one in classes)
-    if not missing:
-        return ()
-    return (
+    said = (
         f"In {missing:,} of {len(classes):,} classes ranks cannot be compared: some members have "
-        "no row, or may finish before others have begun.",
+        "no row, or may finish before others have begun."
     )
+    return (said,) * bool(missing)
 
 
 # Input readiness of each rank over time ----------------------------------------------------------
@@ -189,10 +188,8 @@ def _periods(ranks: tuple[int, ...], ratio: NDArray[np.float64]) -> tuple[LatePe
         if end - start < shortest:
             continue
         who = int(slowest[start])
-        if runs and runs[-1][0] == who:
-            runs[-1] = (who, runs[-1][1], end)
-        else:
-            runs.append((who, start, end))
+        first = runs.pop()[1] if runs and runs[-1][0] == who else start
+        runs.append((who, first, end))
     return tuple(
         LatePeriod(
             rank=ranks[who],

@@ -284,9 +284,8 @@ def _input(result: InputReadinessResult) -> list[str]:
         order = [who[0], *(b for a, b in pairwise(who) if a != b)]
         names = ", then ".join(f"rank {rank}" for rank in order[:6])
         return [f"{text}.", f"The least ready rank changes: {names}."]
-    if who:
-        return [f"{text}; mostly it is rank {who[0]}."]
-    return [f"{text}; which rank it is keeps changing."]
+    which = f"mostly it is rank {who[0]}" if who else "which rank it is keeps changing"
+    return [f"{text}; {which}."]
 
 
 def scaling_lines(result: ScalingTableResult) -> list[str]:
@@ -408,8 +407,7 @@ def _known_work(result: OperatorTableResult) -> list[str]:
 def _in_calls(result: OperatorTableResult) -> str:
     """Where the time is, if all rows are calls of the CPU to CUDA or HIP; else empty."""
     of = "CUDA" if any(row.name.startswith("cu") for row in result.rows) else "HIP"
-    is_call = re.compile(r"_{0,2}(?:(?:cu|cuda|hip)[A-Z]|hsa_)").match
-    return f" in calls of {of}" * all(is_call(row.name) for row in result.rows)
+    return f" in calls of {of}" * all(re.match(_TABLE["call"], row.name) for row in result.rows)
 
 
 def _of_action(result: OperatorTableResult) -> list[str]:
@@ -441,8 +439,7 @@ def _of_the_top(result: OperatorTableResult) -> list[str]:
     field, cpu_ns, said = result.sorted_by, result.self_cpu_ns or 0, list[str]()
     chip, whole = ("GPU", result.self_device_ns or 0) if "device" in field else ("CPU", cpu_ns)
     rows = [row for row in result.rows if field and getattr(row, field) < _NEARLY * whole]
-    if chip == "CPU":  # not ranges around operators
-        rows = [row for row in rows if "::" in row.name] or rows
+    rows = [row for row in rows if chip == "GPU" or "::" in row.name] or rows  # no ranges
     top = max(rows, key=lambda row: getattr(row, field), default=None)
     each = {name: ns for name, ns in _by_name(result).items() if not name.startswith(_STEP)}
     each = {name: each[name] for name in each if re.search("::|#", name)} or each  # no ranges
@@ -652,18 +649,15 @@ def _with_second(result: OperatorTableResult) -> list[str]:
     """What a table says, and the one after it; first how their times differ, if that is known."""
     said, second = _operators(result), result.second
     spans = [r for r in result.rows if r.kind == "span" and not r.name.startswith(_STEP)]
-    if spans:
-        said.append(_say("spans", rows=_longest(spans, "self_device_ns")))
+    said += [_say("spans", rows=_longest(spans, "self_device_ns"))] * bool(spans)
     if second is None:
         return said
-    there, others = list[str](), [second]
+    others = [second]
     while others[-1].second and len(others) < len(_ORDINALS):
         others.append(others[-1].second)
-    for which, other in zip(_ORDINALS, others, strict=False):
-        there.append(f"The {which} table: {' '.join(_operators(other)[:2])}")
-    devices = [(t.self_device_ns or 0) * t.has_device_total for t in (result, second)]
-    chip = "GPU" if all(devices) else "CPU"
-    wholes = devices if all(devices) else [t.self_cpu_ns or 0 for t in (result, second)]
+    each = zip(_ORDINALS, map(_operators, others), strict=False)
+    there = [f"The {which} table: {' '.join(told[:2])}" for which, told in each]
+    chip, wholes = _compared_times(result, second)
     least, most = sorted(wholes)
     if not least:
         return [said[0], *there, *said[1:]]
@@ -675,14 +669,22 @@ def _with_second(result: OperatorTableResult) -> list[str]:
     return [*lead, *there, *said[1:]]
 
 
+def _compared_times(*tables: OperatorTableResult) -> tuple[str, list[int]]:
+    """Times of two tables: of the GPU, or of the CPU if that is longer and alone differs."""
+    devices = [(table.self_device_ns or 0) * table.has_device_total for table in tables]
+    hosts = [table.self_cpu_ns or 0 for table in tables]
+    alike = max(devices) <= _ALSO * min(devices) and max(devices) < max(hosts)
+    differ = max(hosts) > _DIFFERS * min(hosts) > 0
+    return ("GPU", devices) if all(devices) and not (alike and differ) else ("CPU", hosts)
+
+
 def _operators(result: OperatorTableResult) -> list[str]:
     if not result.num_rows:
         return []
     if result.actions:
         return _of_action(result)
-    steps = []
-    if result.num_steps and result.step_ns is not None:
-        steps.append(_say("steps", steps=counted(result.num_steps, "step"), ns=result.step_ns))
+    num, each = result.num_steps, result.step_ns
+    steps = [_say("steps", steps=counted(num, "step"), ns=each)] if num and each is not None else []
     busy = _busy_ratio(result)
     lead = []
     if busy and busy < MIN_BUSY_RATIO:
