@@ -163,9 +163,9 @@ def _copies(measured: Sequence[GpuCopies]) -> str:
         look = "check PCIe ACS and the IOMMU, and measure the job with NCCL_P2P_DISABLE=1"
         text = f"With access to each other's memory, {slow}: {look}."
     elif of[True] < (1 + _SAME) * of.get(False, 0.0):
-        alike = f"a GPU copies to another at {speed[True]} with it and {speed[False]} without"
+        both = f"a GPU copies to another at {speed[True]} with it and {speed[False]} without"
         why = "copies go through host memory or the same PCIe links"
-        text = f"P2P makes no difference: {alike}, so {why}."
+        text = f"P2P makes no difference: {both}, so {why}."
     else:
         other = f"; through host memory at {speed[False]}" if False in of else ""
         text = f"With P2P, a GPU copies to another at {speed[True]} ({what}){other}."
