@@ -525,6 +525,8 @@ def _ratio(table: _Table, least: float = 1.0) -> float | None:
 def _ranks_by_ratio(table: _Table, kind: CollectiveKind) -> int | None:
     """The number of ranks whose bus factor matches the bandwidths; None if several would fit."""
     ratio = _ratio(table)
+    if not table.rows[0].dtype and (ratio or 0) < 1.01:
+        return None  # one column of speeds, or two that another program defines
     factor_of_all = 2.0 if kind is CollectiveKind.ALL_REDUCE else 1.0
     if ratio is None or ratio >= factor_of_all or bus_factor(kind, 2) == bus_factor(kind, 4):
         return None

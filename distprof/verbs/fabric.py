@@ -149,7 +149,8 @@ def _speed(curve: FabricCurve, profile: FabricFile) -> str:
     half = f", but less than half of that up to {format_bytes(max(slow))}" if slow else ""
     if best is ordered[0] and largest < _LARGE_BYTES // 4:
         grows = "it still grows there" if len(ordered) > 1 else "it is the only size"
-        half += f"; {grows}, so larger messages (-e 4G) show the full bandwidth"
+        how = " (-e 4G)" * (profile.origin == "nccl-tests")
+        half += f"; {grows}, so larger messages{how} show the full bandwidth"
     return f"{reaches}{half}."
 
 

@@ -123,6 +123,8 @@ def test_tests_of_one_rank_have_no_bandwidth():
             "each-rank-sends-to-all.log",
             "all_to_all over 16 ranks across 4 nodes reaches 2.52 GB/s bus bandwidth at 268 MB.",
         ),
+        ("bits-of-deepspeeds-benchmark.log", "all_reduce reaches 179 GB/s bus bandwidth at 1.00"),
+        ("latency-of-allreduce-by-osu.log", "all_reduce reaches 2.95 GB/s at 4.19 MB"),
         ("payloads-of-a-benchmark.md", "all_reduce over 8 ranks reaches 434 GB/s bus bandwidth at"),
         ("sizes-with-underscores.log", "reaches 237 GB/s bus bandwidth at 1.07 GB"),
         ("runs-that-share-small-sizes.log", "This test reaches 6.12 GB/s at 1.05 MB"),

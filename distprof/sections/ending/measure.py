@@ -1228,6 +1228,9 @@ def _peer(output: JobOutput) -> EndingResult | None:
     events = [e for e in _of(output, "network", "peer", "nccl") if not _is_of_agent(e, output)]
     if _of(output, "timeout"):  # then the own watchdog aborts the communicator
         events = [e for e in events if "ommunicator was aborted" not in e.text]
+    done = {e.file: e.line for e in _of(output, "closed") if "Destroy COMPLETE" in e.text}
+    if not _of(output, "exception", "exit", "signal", "cut"):  # ranks that end close connections
+        events = [e for e in events if e.yields != "peer" or e.line > done.get(e.file, 0)]
     explained = [e for e in events if e.name != "nccl-result"]
     # A plugin that could not start leaves a result, too, and the job continues.
     avoided = any(words().search("avoided", e.text) for e in _of(output, "warning"))

@@ -137,9 +137,7 @@ def machine_verdict(report: Report) -> VerdictText:
     ways = {_joined(machine) for machine in machines}
     alike = "connected alike" if len(ways) == 1 else "connected differently"
     line = f"{counted(len(machines), 'machine')}, {counted(gpus, 'GPU')}, {alike}."
-    compared = (
-        "p2pBandwidthLatencyTest and all_reduce_perf on each say which way is the faster one."
-    )
+    compared = "p2pBandwidthLatencyTest and all_reduce_perf on each say which way is faster."
     if len(machines) == 1:
         tested = filter(None, (report.nccl.tested,))
         return next(shown), (*tested, *_next_step(machines[0]))
@@ -158,21 +156,16 @@ def _copies(measured: Sequence[GpuCopies]) -> str:
     of = {one.is_direct: one.bytes_per_s for one in alike}
     what = "median of all pairs" + (", both directions together" if alike[0].is_both_ways else "")
     if True not in of:
-        return (
-            f"Through host memory, a GPU copies to another at {speed[False]} ({what}); the matrix "
-            "with P2P=Enabled is missing."
-        )
+        lacks = "the matrix with P2P=Enabled is missing"
+        return f"Through host memory, a GPU copies to another at {speed[False]} ({what}); {lacks}."
     if of[True] < (1 - _SAME) * of.get(False, 0.0):
-        text = (
-            f"With access to each other's memory, GPUs copy more slowly ({speed[True]}) than "
-            f"through host memory ({speed[False]}): check PCIe ACS and the IOMMU, and measure the "
-            "job with NCCL_P2P_DISABLE=1."
-        )
+        slow = f"GPUs copy more slowly ({speed[True]}) than through host memory ({speed[False]})"
+        look = "check PCIe ACS and the IOMMU, and measure the job with NCCL_P2P_DISABLE=1"
+        text = f"With access to each other's memory, {slow}: {look}."
     elif of[True] < (1 + _SAME) * of.get(False, 0.0):
-        text = (
-            f"P2P makes no difference: a GPU copies to another at {speed[True]} with it and "
-            f"{speed[False]} without, so copies go through host memory or the same PCIe links."
-        )
+        both = f"a GPU copies to another at {speed[True]} with it and {speed[False]} without"
+        why = "copies go through host memory or the same PCIe links"
+        text = f"P2P makes no difference: {both}, so {why}."
     else:
         other = f"; through host memory at {speed[False]}" if False in of else ""
         text = f"With P2P, a GPU copies to another at {speed[True]} ({what}){other}."
@@ -201,12 +194,9 @@ def _host_copies(measured: Sequence[GpuCopies]) -> tuple[str, ...]:
     if worst.slowest_bytes_per_s >= (1 - _UNEVEN) * worst.bytes_per_s:
         ways = (f"{one.host} host memory at {format_bandwidth(one.bytes_per_s)}" for one in known)
         return (f"GPUs copy {', '.join(ways)}.",)
-    return (
-        f"GPU {worst.slowest[0]} copies {worst.host} host memory at only {least}: the others reach "
-        f"{usual} (median).",
-        "Compare the current with the largest width and generation of its PCIe link "
-        "(nvidia-smi -q, lspci -vv), and its NUMA node with that of the CPUs.",
-    )
+    slow = f"GPU {worst.slowest[0]} copies {worst.host} host memory at only {least}"
+    look = "Compare its PCIe link (LnkSta with LnkCap in lspci -vv) and NUMA node with the others'."
+    return (f"{slow}: the others reach {usual} (median).", look)
 
 
 def _sentence(machine: PlacedMachine, paths: Sequence[CardPath]) -> str:
@@ -226,9 +216,8 @@ def _next_step(machine: PlacedMachine) -> tuple[str, ...]:
     if machine.num_gpus == 1:
         return ()
     if len(machine.islands) == 1:
-        return (
-            "NVLink is there: NCCL_DEBUG=INFO shows whether NCCL uses it, all_reduce_perf how.",
-        )
+        shown = "NCCL_DEBUG=INFO shows whether NCCL uses it, all_reduce_perf how"
+        return (f"NVLink is there: {shown}.",)
     bound = "Collectives of more GPUs than an island run at the speed of PCIe"
     if len(machine.islands) == machine.num_gpus:
         bound = "The slowest PCIe path bounds collectives: measure it with p2pBandwidthLatencyTest"
@@ -240,9 +229,8 @@ _FARTHEST = {"SYS": "across CPU sockets", "NODE": "across host bridges", "PHB": 
 
 def _joined(machine: PlacedMachine) -> str:
     if len(machine.islands) == 1:
-        return "all connected by NVLink" + ", some only through others" * bool(
-            machine.farthest_path
-        )
+        some = ", some only through others" if machine.farthest_path else ""
+        return f"all connected by NVLink{some}"
     farthest = _FARTHEST.get(machine.farthest_path, "")
     far = f", the farthest pair {farthest} ({machine.farthest_path})" if farthest else ""
     if len(machine.islands) == machine.num_gpus:

@@ -36,7 +36,9 @@ def forced_nccl_settings(
         name: (value, *known[name][1:])
         for known in (SAYS["inside"], SAYS["choices"])
         for name, value in values.items()
-        if name in known and _is_restrictive(value, known[name][0])
+        if name in known
+        and value
+        and re.fullmatch("|".join(known[name][0]) or ".*", value.strip().upper())
     }
     if any(t.where == INSIDE and t.transport.startswith("SHM") for t in nccl.transports):
         named = {name: one for name, one in named.items() if not name.startswith("NCCL_P2P")}
@@ -53,12 +55,6 @@ def forced_nccl_settings(
         confidence=Confidence.MEASURED,
         severity=Severity.WARNING if is_heavy else None,
         evidence=("nccl.settings", "sharding.environment"),
-    )
-
-
-def _is_restrictive(value: str, values: tuple[str, ...]) -> bool:
-    return bool(value) and (
-        not values or bool(re.fullmatch("|".join(values), value.strip().upper()))
     )
 
 
