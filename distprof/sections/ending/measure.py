@@ -237,6 +237,7 @@ def _is_begun_again(event: OutputEvent, events: Iterable[OutputEvent]) -> bool:
     return not 0 < (event.at_s or 0.0) - (last.at_s or event.at_s or 0.0) < _LATE_S
 
 
+_APART_S = 2.0  # launchers tell whole seconds
 _LATE_S = 15.0
 """Time within which launchers of several hosts start."""
 
@@ -934,9 +935,6 @@ def _left(output: JobOutput) -> EndingResult | None:
     return None if event is None else _ended(event, output)
 
 
-_APART_S = 2.0  # launchers tell whole seconds
-
-
 def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
     """The end of a process by a signal or an exit code."""
     name, ranks, who = _signal(event), _listed(event), _subject(event)
@@ -1140,13 +1138,14 @@ def _reached(output: JobOutput) -> EndingResult | None:
 
 
 def _joined(output: JobOutput) -> EndingResult | None:
-    """A collective that all ranks launched, according to a report without positions."""
-    event = _of(output, "joined")[0]
-    text = f"{name_ranks(event.ranks())} launched collective {event.fields['seq']}, and it did not"
-    return _stuck("unfinished", f"{text} finish: no rank is behind", event)
-
-
-_MAX_NAMED = 1 << 16
+    """Collectives that ranks launched, according to a report without positions."""
+    events = sorted(_of(output, "joined"), key=lambda e: int(e.fields["seq"]))
+    who, at, last = name_ranks(events[0].ranks()), events[0].fields["seq"], events[-1].fields["seq"]
+    if at != last:
+        text = f"{who} did not finish collective {at}, and others are in collective {last}"
+        return _stuck("behind", text, events[0], ranks=events[0].ranks())
+    text = f"{who} launched collective {at}, and it did not finish: no rank is behind"
+    return _stuck("unfinished", text, events[0])
 
 
 def _is_of_agent(event: OutputEvent, output: JobOutput) -> bool:
@@ -1157,6 +1156,7 @@ def _is_of_agent(event: OutputEvent, output: JobOutput) -> bool:
 
 
 _NEAR_AGENT = 40
+_MAX_NAMED = 1 << 16
 
 
 def _store(output: JobOutput) -> EndingResult | None:
