@@ -177,7 +177,8 @@ def _without_title(output: JobOutput) -> JobOutput:
 
 def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
     """The events of the last run that files hold, and what is left out before it."""
-    own = (e for e in output.events if not words().search("logged as a warning", e.text))
+    own = (e for e in output.events if _is_at_end(e, output, _MAX_TOLD)
+           or not words().search("logged as a warning", e.text))  # fmt: skip
     events = tuple(_without_asides(replace(output, events=tuple(own))))
     jobs = {e.fields.get("job", "").split(".")[0] for e in events if e.yields == "cancelled"}
     whole = ("JOB", "STEP") if len(jobs) > 1 else ("JOB",)
@@ -202,7 +203,7 @@ def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
         is_end &= event.line < begun.get(event.file, sys.maxsize)  # launchers here say it
         last = failed if is_end else raised if event.name in ("not-started", "arguments") else {}
         for at in filter(None, (event.line, event.again)):
-            is_past = is_end and at + _NEAR_LINES < output.lines_of.get(event.file, 0)
+            is_past = is_end and not _is_at_end(event, output) and _trains(event, output)
             is_past |= at + _BETWEEN_RUNS * is_end < last.get(event.file, 0)
             if is_past or event.yields == "finished":
                 ends[event.file] = max(ends.get(event.file, 0), at)
@@ -1235,8 +1236,7 @@ def _peer(output: JobOutput) -> EndingResult | None:
     dogs = {e.file: e.line for e in reversed(_of(output, "timeout"))}  # they end their process
     if not events or all(e.yields == "peer" and e.line > dogs.get(e.file, e.line) for e in events):
         return None
-    event = min(events, key=lambda e: (  # status 5 only follows another
-        e.fields.get("code") == "5", e.name == "ib-completion" and not e.fields))  # fmt: skip
+    event = min(events, key=lambda e: e.fields.get("code") == "5")  # which only follows another
     if event.yields != "network":  # NCCL names the reason after the error
         whole = (event, replace(event, rank=None))
         networks = (e for e in events if e.yields == "network")
