@@ -177,7 +177,8 @@ def _without_title(output: JobOutput) -> JobOutput:
 
 def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
     """The events of the last run that files hold, and what is left out before it."""
-    own = (e for e in output.events if not words().search("logged as a warning", e.text))
+    own = (e for e in output.events if _is_at_end(e, output, _MAX_TOLD)
+           or not words().search("logged as a warning", e.text))  # fmt: skip
     events = tuple(_without_asides(replace(output, events=tuple(own))))
     jobs = {e.fields.get("job", "").split(".")[0] for e in events if e.yields == "cancelled"}
     whole = ("JOB", "STEP") if len(jobs) > 1 else ("JOB",)
@@ -202,7 +203,7 @@ def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
         is_end &= event.line < begun.get(event.file, sys.maxsize)  # launchers here say it
         last = failed if is_end else raised if event.name in ("not-started", "arguments") else {}
         for at in filter(None, (event.line, event.again)):
-            is_past = is_end and at + _NEAR_LINES < output.lines_of.get(event.file, 0)
+            is_past = is_end and not _is_at_end(event, output) and _trains(event, output)
             is_past |= at + _BETWEEN_RUNS * is_end < last.get(event.file, 0)
             if is_past or event.yields == "finished":
                 ends[event.file] = max(ends.get(event.file, 0), at)
@@ -237,6 +238,7 @@ def _is_begun_again(event: OutputEvent, events: Iterable[OutputEvent]) -> bool:
     return not 0 < (event.at_s or 0.0) - (last.at_s or event.at_s or 0.0) < _LATE_S
 
 
+_APART_S = 2.0  # launchers tell whole seconds
 _LATE_S = 15.0
 """Time within which launchers of several hosts start."""
 
@@ -934,9 +936,6 @@ def _left(output: JobOutput) -> EndingResult | None:
     return None if event is None else _ended(event, output)
 
 
-_APART_S = 2.0  # launchers tell whole seconds
-
-
 def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
     """The end of a process by a signal or an exit code."""
     name, ranks, who = _signal(event), _listed(event), _subject(event)
@@ -1140,13 +1139,14 @@ def _reached(output: JobOutput) -> EndingResult | None:
 
 
 def _joined(output: JobOutput) -> EndingResult | None:
-    """A collective that all ranks launched, according to a report without positions."""
-    event = _of(output, "joined")[0]
-    text = f"{name_ranks(event.ranks())} launched collective {event.fields['seq']}, and it did not"
-    return _stuck("unfinished", f"{text} finish: no rank is behind", event)
-
-
-_MAX_NAMED = 1 << 16
+    """Collectives that ranks launched, according to a report without positions."""
+    events = sorted(_of(output, "joined"), key=lambda e: int(e.fields["seq"]))
+    who, at, last = name_ranks(events[0].ranks()), events[0].fields["seq"], events[-1].fields["seq"]
+    if at != last:
+        text = f"{who} did not finish collective {at}, and others are in collective {last}"
+        return _stuck("behind", text, events[0], ranks=events[0].ranks())
+    text = f"{who} launched collective {at}, and it did not finish: no rank is behind"
+    return _stuck("unfinished", text, events[0])
 
 
 def _is_of_agent(event: OutputEvent, output: JobOutput) -> bool:
@@ -1157,6 +1157,7 @@ def _is_of_agent(event: OutputEvent, output: JobOutput) -> bool:
 
 
 _NEAR_AGENT = 40
+_MAX_NAMED = 1 << 16
 
 
 def _store(output: JobOutput) -> EndingResult | None:
@@ -1238,8 +1239,7 @@ def _peer(output: JobOutput) -> EndingResult | None:
     dogs = {e.file: e.line for e in reversed(_of(output, "timeout"))}  # they end their process
     if not events or all(e.yields == "peer" and e.line > dogs.get(e.file, e.line) for e in events):
         return None
-    event = min(events, key=lambda e: (  # status 5 only follows another
-        e.fields.get("code") == "5", e.name == "ib-completion" and not e.fields))  # fmt: skip
+    event = min(events, key=lambda e: e.fields.get("code") == "5")  # which only follows another
     if event.yields != "network":  # NCCL names the reason after the error
         whole = (event, replace(event, rank=None))
         networks = (e for e in events if e.yields == "network")

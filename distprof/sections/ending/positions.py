@@ -412,10 +412,10 @@ def _behind(
     others = [one for one in positions if one not in late and one.seq is not None]
     ahead = min(others, key=lambda one: one.seq or 0)
     at = max(n for n in map(_launched, late) if n is not None)
-    if at >= (ahead.seq or 0):
+    if is_ahead := at >= (ahead.seq or 0):
         at = max(one.seq for one in late if one.seq is not None)
     gap = (ahead.seq or 0) - at
-    waits = [one for one in late if one.op]
+    waits = [one for one in late if one.op or (is_ahead and one.seq is not None)]
     stands = f"launched no collective after number {at:,}"
     if waits:
         stands = f"{verb(late, 'stand')} at {_operation(waits[0], name)}"

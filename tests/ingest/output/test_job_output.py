@@ -205,7 +205,7 @@ WAITS = "(EngineCore pid=3) INFO No available shared memory broadcast block foun
         f"{MEMORY}ERROR:torch.distributed.elastic:failed (exitcode: 1) local_rank: 0 (pid: 8) of "
         f"binary: python\n{LAUNCHED}{STEPS}",
         "WARNING 06-25 [x.py:4] Traceback (most recent call last):\nWARNING 06-25 [x.py:4] "
-        f"ImportError: libnvrtc.so.13: cannot open shared object file\n{STEPS}",
+        f"ImportError: libnvrtc.so.13: cannot open shared object file\n{STEPS * 2}",
         f"slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-06T13:31:01 ***\n{STEPS * 110}",
         f"{WAITS}{WAITS}(APIServer pid=1) INFO:     Application startup complete.\n",
     ],
