@@ -26,7 +26,6 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import numpy as np
 from msgspec import Meta
-from numpy.typing import NDArray
 
 from distprof.bounds import Bound, patterns_beside
 from distprof.ingest.communication import collective_kind
@@ -60,9 +59,8 @@ _refuse_counts = refusing(
 def fits_expert_counts(source: str) -> bool:
     """Whether a file begins like counts of tokens per expert."""
     start = beginning(source, _COUNTS_BYTES, endings=(".json",))
-    if any(word in start for word in _NOT_COUNTS):
-        return False
-    return bool(_BEGINS_WITH_COUNTS.match(start) or _HAS_COUNTS.search(start))
+    is_other = any(word in start for word in _NOT_COUNTS)
+    return not is_other and bool(_BEGINS_WITH_COUNTS.match(start) or _HAS_COUNTS.search(start))
 
 
 _MAX_LAYERS = 10_000
@@ -147,13 +145,13 @@ def fits_input_readiness(source: str) -> bool:
 def read_input_readiness(source: str) -> InputReadiness:
     """Read input readiness."""
     columns = decoded(source, READINESS_BOUND, dict[str, list[Any]], _refuse_readiness)
-    times = _numbers(columns[TIME])
     ranks = sorted((int(name), name) for name in columns if name.isdecimal() and len(name) < 10)
     if READINESS_BOUND.names is not None and len(ranks) > READINESS_BOUND.names:
         _refuse_readiness(source, f"{len(ranks):,} ranks, more than {READINESS_BOUND.names:,}")
+    read = (map(_number, map(str, columns[name])) for name in (TIME, *(n for _, n in ranks)))
+    times, *values = (np.array([*column], np.float64) for column in read)  # NaN for no number
     if not ranks or not len(times):
         _refuse_readiness(source, "no rank column, or no time column")
-    values = [_numbers(columns[name]) for _, name in ranks]
     if any(len(column) != len(times) for column in values):
         _refuse_readiness(source, "columns of different lengths")
     ratio = np.array(values, np.float64)
@@ -169,10 +167,6 @@ def read_input_readiness(source: str) -> InputReadiness:
         ratio=ratio[:, known][:, order],
         notes=tuple(notes),
     )
-
-
-def _numbers(values: list[Any]) -> NDArray[np.float64]:
-    return np.array([_number(str(value)) for value in values], np.float64)  # NaN if it is none
 
 
 INPUT_READINESS = Source(
@@ -445,8 +439,7 @@ def _counts(line: str) -> list[tuple[int, str, int]]:
         of = next((text for name, text in known.items() if name.startswith("of_")), "gpu")
         if count in _ANY[of.lower() != "worker" :]:
             found.append((count, _of(of), match.start()))
-    nodes = [one for one in found if one[1] == "nodes"]
-    gpus = [one for one in found if one[1] == "GPUs"]
+    nodes, gpus = ([one for one in found if one[1] == of] for of in ("nodes", "GPUs"))
     if len(gpus) in (1, len(nodes)) and nodes and _PATTERNS["each_node"].search(line):
         pairs = zip(nodes, gpus * (len(nodes) // len(gpus)), strict=True)
         return [(node[0] * gpu[0], "GPUs", node[2]) for node, gpu in pairs]
@@ -559,12 +552,10 @@ def _table_rows(lines: Iterable[str]) -> Iterator[_Row]:
 def _of_each_way(names: Mapping[int, str], columns: Iterable[list[str]]) -> list[dict[int, str]]:
     """Places of numbers of GPUs that a table has several times, of each way that a column names."""
     for column in columns if len({*names.values()}) < len(names) else ():
-        ways: dict[str, dict[int, str]] = {column[at]: {} for at in names}
-        for at, one in names.items():
-            ways[column[at]][at] = one
+        ways = dict.fromkeys(column[at] for at in names)
         is_named = all(re.search("[a-zA-Z]{2}", way) and not _counts(way) for way in ways)
         if 1 < len(ways) < len(names) and is_named:
-            return [*ways.values()]
+            return [{at: names[at] for at in names if column[at] == way} for way in ways]
     return [{**names}]
 
 
@@ -653,9 +644,8 @@ def _lines(text: str) -> list[str]:
     text = _PATTERNS["prefix"].sub("", re.sub("[*`]", "", untagged(text.translate(_NARROW))))
     many = {one[:2] for one in _counts(text) if one[0] > 1}
     known = {of: f"{count} " for count, of in many if sum(of == other for _, other in many) == 1}
-    if "respectively" in text:
-        in_a_row = _PATTERNS["in_a_row"]
-        text = in_a_row.sub(lambda f: re.sub(r"(\d[\d.]*)", rf"\1 {f[2]}", f[1]), text)
+    in_a_row = _PATTERNS["in_a_row"]
+    text = in_a_row.sub(lambda f: re.sub(r"(\d[\d.]*)", rf"\1 {f[2]}", f[1]), text)
     text = _PATTERNS["multi"].sub(lambda found: known.get(_of(found[1]), found[0]), text)
     text = _PATTERNS["alike"].sub(r"\1 \2", text)
     text = _PATTERNS["thousands"].sub(lambda found: f"{float(found[1]) * 1e3:.0f}", text)
@@ -734,10 +724,13 @@ def _scaling(text: str) -> ScalingTable | None:
     by_count = {count: rate * count if grows else rate for count, rate in sorted(pairs.items())}
     note = f"The share holds if the batch grows with the number of {of}: the text does not say it."
     is_open = is_per_step and not _PATTERNS["batch_of_each"].search(text)
-    if is_open and _excess(by_count) > _MOST_EFFICIENT:  # then they share one
-        by_count, is_open = dict(sorted(pairs.items())), False
-    if _excess(by_count) > _MOST_EFFICIENT:
+    for rates in (by_count, dict(sorted(pairs.items())))[: 1 + is_open]:  # or they share a batch
+        first, *more = (rate / count for count, rate in rates.items())
+        if max(more) <= _MOST_EFFICIENT * first:
+            break
+    else:
         return None  # not the same work
+    by_count, is_open = rates, is_open and rates is by_count
     return ScalingTable(
         counts=tuple(by_count),
         rates=tuple(by_count.values()),
@@ -766,7 +759,6 @@ class _Said(NamedTuple):
     kind: str
     per_s: float
     unit: str = ""  # Of a rate.
-    above: str = ""  # The whole title.
 
     def own_words(self, between: str) -> str:
         """Words before it, without those behind the speed before it, which end at a sign."""
@@ -811,8 +803,7 @@ class _Said(NamedTuple):
     def is_of_a_part(self) -> bool:
         """Whether it is the speed of a part of an iteration, or not of training."""
         part = _PATTERNS["part"].search(near := self.before[-_NEAR:])
-        is_part = part and not _PATTERNS["of_runs"].search(near, 0, part.start())
-        return bool(is_part or _PATTERNS["other_work"].match(self.above))
+        return bool(part and not _PATTERNS["of_runs"].search(near, 0, part.start()))
 
 
 def _said(lines: Sequence[str]) -> Iterator[_Said]:
@@ -821,16 +812,17 @@ def _said(lines: Sequence[str]) -> Iterator[_Said]:
     Lines that differ only in their numbers are steps of one run, unless each has a name: their
     median counts.
     """
-    title = ""
+    title, is_other = "", None
     told = (line for line in lines if line.strip() and not _PATTERNS["share_cell"].search(line))
     for _, block in groupby(told, _form):
         alike = [*block]
         said = [[*_said_in(line, title)] for line in alike]
         are_named = all(one.name or any(one.places) for one in chain(*said))
         if not said[0]:
-            other_work = _PATTERNS["other_work"].match
-            is_title = _PATTERNS["title"].fullmatch(alike[0]) or other_work(alike[0])
-            title = alike[0] if is_title else title * (not other_work(title))
+            title = alike[0] if _PATTERNS["title"].fullmatch(alike[0]) else title
+            is_other = _PATTERNS["other_work"].match(alike[0])
+        elif is_other:  # speeds of testing
+            continue
         elif len(alike) < _FEWEST_REPORTS or are_named:
             yield from chain(*said)
         else:
@@ -852,7 +844,7 @@ def _said_in(line: str, title: str) -> Iterator[_Said]:
         told, typed = line[: value.at], line[value.at : value.end].rstrip(" ,")
         before, end = told[end:], value.at + len(typed)
         words = line, told, before, typed, line[end:], above
-        yield _Said(*words, value.kind, value.per_s, value.unit, title)
+        yield _Said(*words, value.kind, value.per_s, value.unit)
 
 
 def _speed(cell: str, *says: str) -> tuple[str, float] | None:
@@ -956,9 +948,8 @@ def _alike(said: Iterable[tuple[str, float]]) -> dict[str, float]:
         each.setdefault(name, []).append(rate)
     best = [*map(max, zip(*each.values(), strict=False))]
     shares = {name: [*map(truediv, rates, best)] for name, rates in each.items()}
-    if any(max(some) > _UNLIKE * min(some) for some in shares.values()):
-        return {}
-    return {name: best[0] * median(some) for name, some in shares.items()}
+    are_alike = all(max(some) <= _UNLIKE * min(some) for some in shares.values())
+    return {name: best[0] * median(some) for name, some in shares.items() if are_alike}
 
 
 def _extremes(found: Iterable[_Said], *, is_changed: bool) -> ScalingTable | None:
@@ -989,12 +980,6 @@ def _extremes(found: Iterable[_Said], *, is_changed: bool) -> ScalingTable | Non
         both = {one.typed: one.per_s for one in (slow, fast)}
         return _by_name(both, "times" if are_times else "rates", f"The text says: {said}.")
     return None
-
-
-def _excess(by_count: Mapping[int, float]) -> float:
-    """The highest throughput of one of all, as a multiple of that with the fewest."""
-    each = [rate / count for count, rate in by_count.items()]
-    return max(each) / each[0]
 
 
 def fits_scaling(source: str) -> bool:
@@ -1042,9 +1027,8 @@ def fits_compared(source: str) -> bool:
     if table is None or any(kind is not TRAINING_LOG for kind in fitting):
         return False
     are_told = all(map(_PATTERNS["preposition"].match, table.names))
-    are_told |= table.of in ("times", "rates") and bool(
-        _PATTERNS["contrast"].search(table.notes[0])
-    )
+    contrast = _PATTERNS["contrast"].search
+    are_told |= table.of in ("times", "rates") and bool(contrast(table.notes[0]))
     return are_told or not TRAINING_LOG.fits(source)
 
 
