@@ -673,8 +673,10 @@ def _survived(output: JobOutput) -> Callable[[OutputEvent], bool]:
             return max(lines) - min(lines) > _NEAR_LINES
         is_short = is_alone or event.yields in ("build", "error")
         line = event.again if event.name == "arguments" else 0
-        after = output.lines_of.get(event.file, 0) - max(event.line, line)
-        if after <= (_NEAR_LINES if is_short else _SURVIVED_LINES):
+        after = max(output.lines_of.get(event.file, 0) - max(event.line, line), 1)
+        least = _NEAR_LINES if is_short else _SURVIVED_LINES
+        is_alive = is_alone and _went_on(output.ends.get(event.file, ())[-after:])
+        if after <= (_BETWEEN_RUNS if is_alive else least):
             return False
         kinds = {kind: line for (file, kind), line in last.items() if file == event.file}
         loud = (line for kind, line in kinds.items() if kind not in {*quiet, event.yields})
@@ -1810,7 +1812,8 @@ def _unreadable(output: JobOutput) -> list[OutputEvent]:
     """Tracebacks at the end into which several ranks wrote at once, or that are cut off."""
     read = {(e.file, e.line) for e in filter(_is_launchers, _of(output, "cut"))}
     events = (e for e in _of(output, "mixed") if (e.file, e.line) not in read)
-    return [e for e in events if _is_at_end(e, output)]
+    is_survived = _survived(output)
+    return [e for e in events if _is_at_end(e, output) and not is_survived(e)]
 
 
 def _why_mixed(output: JobOutput) -> str:
