@@ -397,6 +397,8 @@ def _compared_with_the_clock(
     times = _ints(tick[2] for tick in ticks)
     usual = near(times)
     is_gap = times > _GAP * usual
+    recurs = not is_gap.any() and np.count_nonzero(times > _FEWEST_TIMED * usual) > 1
+    notes += _pauses(rows, ticks, usual) if recurs else []
     if is_gap.any():  # of a job that was started again, or stood
         gaps = [(ns, rows[start].iteration) for start, _, ns in compress(ticks, is_gap)]
         pauses = _pauses(rows, ticks, usual, _GAP)

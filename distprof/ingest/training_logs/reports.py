@@ -306,7 +306,9 @@ class ReportGrammar(Grammar):
         self, wording: Wording, values: dict[str, float]
     ) -> tuple[int | None, int | None, int | None]:
         """Number, duration and span of a report; adds the samples per second to its values."""
-        number, span, rate = _number(values), wording.span, values.get("per_s", 0.0)
+        number, span, rate = values.get("iteration"), wording.span, values.get("per_s", 0.0)
+        if number is not None and values.keys() >= {"epoch", "of"}:
+            number += values["epoch"] * values["of"]  # since the start of the training
         ns = s_to_ns(1 / rate if rate > 0 else values.get("s"))
         ns = s_to_ns(values["ms"] / 1e3) if "ms" in values else ns
         if number and "whole_s" in values and not rate:
@@ -483,11 +485,3 @@ def _value(text: bytes | None) -> float | None:
     suffix = _SUFFIX.search(text)
     number = to_float(text[: suffix.start()]) if suffix else None
     return None if number is None or suffix is None else number * _MULTIPLES[suffix[1]]
-
-
-def _number(values: Mapping[str, float]) -> float | None:
-    """The iteration since the start of the training."""
-    number, epoch, of = (values.get(name) for name in ("iteration", "epoch", "of"))
-    if number is not None and epoch is not None and of is not None:
-        number += epoch * of
-    return number

@@ -105,6 +105,7 @@ class BarGrammar(Grammar):
             total = total if total.isdigit() else b"%d" % MAX_COUNT
             name, is_plain, is_of_training, is_of_epochs = _label(before)
             is_of_epochs |= b"epoch" in unit
+            is_of_training |= bool(_PATTERNS["shows_loss"].match(block, match.start()))
             least = _MIN_SPAN if is_of_training or is_of_epochs else _MIN_STEPS
             if int(total) < (1 if _PATTERNS["of_rollouts"].match(before) else least):
                 continue
@@ -127,7 +128,6 @@ class BarGrammar(Grammar):
             bar.seen += [(int(step), second)] * (len(bar.seen) < _MAX_RATES)
             bar.is_of_epochs |= is_of_epochs
             bar.is_done |= step == total
-            is_of_training |= bool(_PATTERNS["shows_loss"].match(block, match.start()))
             bar.is_of_training |= is_of_training
             each = to_float(rate) or 0.0
             if each and int(step) and len(bar.rates) < _MAX_RATES:

@@ -1842,7 +1842,8 @@ def _unreadable(output: JobOutput) -> list[OutputEvent]:
     """Tracebacks at the end into which several ranks wrote at once, or that are cut off."""
     read = {(e.file, e.line) for e in _of(output, "cut", "exception")}
     events = (e for e in _of(output, "mixed") if (e.file, e.line) not in read)
-    return [e for e in events if _is_at_end(e, output)]
+    is_survived = _survived(output)
+    return [e for e in events if _is_at_end(e, output) and not is_survived(e)]
 
 
 def _why_mixed(output: JobOutput) -> str:

@@ -69,11 +69,12 @@ def training_verdict(report: Report) -> VerdictText:
     line, undecided = _line(log), ("", "")
     for note in (one for one in log.unavailable if one.startswith(_FIRST)):
         line = f"{note} {line}"
-    if nccl_line and log.mean_ns is not None and log.idle_ratio is None:  # the best available
+    is_known = log.mean_ns is None or log.idle_ratio is not None or bool(_shares(log))
+    if nccl_line and not is_known:  # the best available
         time = f"{_what(log)} takes {format_duration(log.mean_ns)}"
         first = nccl_line[:1] if nccl_line[1:2].isupper() else nccl_line[:1].lower()
         line, nccl_line = f"{time}; {first}{nccl_line[1:]}", ""
-    elif not (log.mean_ns is None or log.idle_ratio or _shares(log) or line.startswith("Rank ")):
+    elif not (is_known or line.startswith("Rank ")):
         undecided = _undecided(log)
     why = (
         *undecided,
@@ -206,12 +207,17 @@ def _shares(log: TrainingLogResult) -> dict[str, float]:
     rest = whole - sum(times.values())
     are_typed = log.origin.startswith(TYPED)
     is_few = are_typed or times.keys() <= {"optimizer", "waiting for input"}
-    if is_few or rest < -MIN_IDLE_RATIO * whole:
-        times = {timer.name: timer.mean_ns for timer in log.timers}
-        rest = whole - sum(times.values())
-        is_whole = len(times) > 1 and rest <= MOST_REST_RATIO * whole
-        if rest < -MIN_IDLE_RATIO * whole or not (is_whole or are_typed):
+    known = rest
+    if is_few or not -MIN_IDLE_RATIO * whole <= rest <= MOST_REST_RATIO * whole:
+        every = {timer.name: timer.mean_ns for timer in log.timers}
+        rest = whole - sum(every.values())
+        is_whole = len(every) > 1 and rest <= MOST_REST_RATIO * whole
+        if rest >= -MIN_IDLE_RATIO * whole and (is_whole or are_typed):
+            times = every
+        elif is_few or known < 0:
             return {}
+        else:
+            rest = known
     order = sorted(filter(times.get, times), key=lambda phase: -times[phase])
     shares = {phase: min(times[phase] / whole, 1.0) for phase in order[:MOST_PARTS]}
     has_backward = "forward" not in times or any("backward" in phase for phase in times)
