@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from statistics import median
 
 import msgspec
@@ -159,10 +159,13 @@ class BarGrammar(Grammar):
                 self.name = f"the progress bar “{plain(label[:-1].decode('utf-8', 'replace'))}”"
             # Few spans of a bar that is first seen late do not tell a slow start.
             is_late = longest.first_step >= _MIN_STEPS and len(longest.rows) < _FEWEST_SPANS
-            self.rows = (not is_late and longest.rows) or _whole(longest) or _printed(longest)
-            self.rows = self.rows or _whole(longest, 2) or _since_start(longest)
+            ends = _ends(longest)
+            self.rows = ends or (not is_late and longest.rows) or _whole(longest)
+            self.rows = self.rows or _printed(longest) or _whole(longest, 2)
+            self.rows = self.rows or _since_start(longest)
             self.rows = (len(self.rows) < _FEWEST_SPANS and _rising(longest)) or self.rows
-            self._add_start(longest)
+            if not ends:
+                self._add_start(longest)
             if len(bars) > 1 and not any(b.is_of_training or b.is_of_epochs for b in bars.values()):
                 self.name = "the progress bar that ran longest"
                 self.notes.append(NOTES["unnamed_bars"].format(len(bars)))
@@ -252,14 +255,24 @@ def _whole(bar: _Bar, least: int = _MIN_SPAN) -> list[Row]:
     return [Row(iteration=bar.last_step, duration_ns=s_to_ns(passed / span), span=span)]
 
 
+def _ends(bar: _Bar) -> list[Row]:
+    """The mean of each epoch, of a bar that is seen only late in every one."""
+    runs = [bar.seen[:1] * 2]
+    for before, now in pairwise(bar.seen):
+        is_same = now[0] == before[0] and now != before
+        runs += [[now, now]] if is_same or now[0] < before[0] or now[1] < before[1] else []
+        runs[-1][1] = now
+    is_late = all(2 * first[0] >= end[0] > 0 and end[1] >= _MIN_SECONDS for first, end in runs)
+    is_whole = len(runs) > 1 or (bar.is_done and len({*bar.seen}) == 1)
+    ends = [end for _, end in runs] if is_late and is_whole else []
+    times = zip(accumulate(step for step, _ in ends), ends, strict=True)
+    return [Row(number, s_to_ns(second / step), step) for number, (step, second) in times]
+
+
 def _printed(bar: _Bar) -> list[Row]:
     """The rate that the bar shows, where it does not show enough of the time."""
     rates = [each for step, _, each, _ in bar.rates if step >= _FEWEST_STEPS]
     at_ends = len({step for step, *_ in bar.rates}) == 1  # of epochs
-    ends = [second for step, second in bar.seen if step == bar.last_step] if at_ends else []
-    if (len({*ends}) > 1 or bar.is_done) and min(ends, default=0) >= _MIN_SECONDS:
-        times = (s_to_ns(second / bar.last_step) for second in ends)
-        return [Row(bar.last_step * n, ns, bar.last_step) for n, ns in enumerate(times, 1)]
     ns = s_to_ns(_between(bar) or (rates[-1] if at_ends else median(rates))) if rates else None
     return [Row(iteration=bar.last_step, duration_ns=ns, span=1)] if rates else []
 

@@ -298,7 +298,7 @@ def _among_few(number: Int64Array, ns: Int64Array, span: Floats) -> SlowPeriod |
 def _gap(ns: Int64Array, fewest: int = FEWEST_LAST) -> int:
     """Number of reports before the last ones, if a wide gap parts them; else 0."""
     at = far = 0
-    for k in range(FEWEST_FEW - (len(ns) > FEWEST_RISING), len(ns) - fewest + 1):
+    for k in range(FEWEST_FEW - (len(ns) >= FEWEST_RISING), len(ns) - fewest + 1):
         before, after = ns[:k], ns[k:]
         gap = after.min() - before.max()
         widest = max(np.ptp(before), np.ptp(after), (SLOW_RATIO - 1) * before.max())
