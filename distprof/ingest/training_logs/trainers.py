@@ -70,6 +70,7 @@ class _Bar(msgspec.Struct):
     is_of_epochs: bool = False  # Whether its label or unit says that it counts epochs.
     is_of_training: bool = False  # Whether its label says so, or it shows a loss.
     is_done: bool = False  # Whether it is seen at its end.
+    before: int = 0  # Steps of earlier epochs.
 
     # As printed: step, whole seconds, seconds per step, and half of its last digit.
     rates: list[tuple[int, int, float, float]] = msgspec.field(default_factory=list)
@@ -129,6 +130,7 @@ class BarGrammar(Grammar):
         if step < bar.step or second < bar.last_second:  # again, so that what passed stays
             bar.first_step += step - bar.last_step
             bar.first_second += second - bar.last_second
+            bar.before += bar.last_step
             bar.step, bar.second = step, second
         bar.last_step, bar.last_second = step, second
         span, passed = step - bar.step, second - bar.second
@@ -136,7 +138,7 @@ class BarGrammar(Grammar):
             if self._num_rows < _MAX_SPANS:
                 self._num_rows += 1
                 ns = s_to_ns(passed / span)
-                bar.rows.append(Row(iteration=step, duration_ns=ns, span=span))
+                bar.rows.append(Row(iteration=bar.before + step, duration_ns=ns, span=span))
             bar.step, bar.second = step, second
 
     def finish(self) -> None:
