@@ -363,8 +363,7 @@ class Reports:
             grammar = self.grammars[wording.program]
             line = None if grammar.is_full else _compiled(wording.line).match(block, start, end)
             if line is not None:
-                record = block[_first(block, start, wording) : _last(block, end, wording)]
-                grammar.take_record(wording, record, line)
+                grammar.take_record(wording, _record(block, start, end, wording), line)
         if any(grammar.is_full and name not in full for name, grammar in self.grammars.items()):
             rows = wordings()
             self._signs = Signs(tuple(r for r in rows if not self.grammars[r.program].is_full))
@@ -427,23 +426,18 @@ def _lines(block: bytes, signs: Signs[Wording]) -> Iterator[tuple[int, int, Word
             yield start, min(end, start + _MAX_LINE), wording
 
 
-def _first(block: bytes, start: int, wording: Wording) -> int:
-    """Start of the record: the line before the indented lines before this one."""
+def _record(block: bytes, start: int, end: int, wording: Wording) -> bytes:
+    """A line with the indented lines around it, and the line before those."""
     for _ in range(wording.less):
         if start <= 0 or not (wording.is_loose or block[start : start + 1] in b" \t"):
             break
         start = block.rfind(b"\n", max(start - _MAX_LINE, 0), start - 1) + 1
-    return start
-
-
-def _last(block: bytes, end: int, wording: Wording) -> int:
-    """End of the last indented line after this one."""
     for _ in range(wording.more):
         following = block.find(b"\n", end + 1, end + _MAX_LINE)
         if following < 0 or not (wording.is_loose or block[end + 1 : end + 2] in (b" ", b"\t")):
             break
         end = following
-    return end
+    return block[start:end]
 
 
 def _values(patterns: Mapping[str, str], record: bytes) -> dict[str, float]:

@@ -104,15 +104,13 @@ class BarGrammar(Grammar):
             if int(total) < (_MIN_SPAN if is_of_training or is_of_epochs else _MIN_STEPS):
                 continue
             second = int(hours or 0) * 3600 + int(minutes) * 60 + int(seconds)
-            bars = self._bars[is_plain]
-            bar = bars.get((name, int(total)))
-            if bar is None and len(bars) >= _MAX_BARS:
+            bars, key = self._bars[is_plain], (name, int(total))
+            if key not in bars and len(bars) >= _MAX_BARS:
                 continue
-            if bar is None:
-                bar = bars[name, int(total)] = _Bar(*(int(step), second) * 3)
+            bar = bars.setdefault(key, _Bar(*(int(step), second) * 3))
             if int(step) == bar.last_step < int(total) and second > bar.last_second:
                 if len(bar.seen) == _SEEN_LATE:
-                    bars[name, int(total)] = _Bar(*bar.seen[-1] * 3, seen=bar.seen)
+                    bars[key] = _Bar(*bar.seen[-1] * 3, seen=bar.seen)
                 continue  # what it shows next to the steps is new: the time is that of the next one
             self._follow(bar, int(step), second)
             bar.seen += [(int(step), second)] * (len(bar.seen) < _MAX_RATES)
@@ -252,9 +250,8 @@ def _seconds(bar: _Bar) -> int:
 def _whole(bar: _Bar, least: int = _MIN_SPAN) -> list[Row]:
     """The mean over the whole of a short bar, if seconds are fine enough for it."""
     span, passed = bar.last_step - bar.first_step, _seconds(bar)
-    if span < least or passed < _FEWEST_SECONDS:
-        return []
-    return [Row(iteration=bar.last_step, duration_ns=s_to_ns(passed / span), span=span)]
+    is_known = span >= least and passed >= _FEWEST_SECONDS
+    return [Row(bar.last_step, s_to_ns(passed / span), span)] if is_known else []
 
 
 def _ends(bar: _Bar) -> list[Row]:
@@ -310,10 +307,8 @@ def _rising(bar: _Bar) -> list[Row]:
 
 def _since_start(bar: _Bar) -> list[Row]:
     """The mean since the start, of a bar that shows no rate."""
-    number = bar.last_step
-    if number < _MIN_STEPS:
-        return []
-    return [Row(iteration=number, duration_ns=s_to_ns(bar.last_second / number), span=number)]
+    steps = bar.last_step
+    return [Row(steps, s_to_ns(bar.last_second / steps), steps)] if steps >= _MIN_STEPS else []
 
 
 # Lightning ----------------------------------------------------------------------------------------
