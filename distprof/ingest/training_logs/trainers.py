@@ -207,6 +207,8 @@ def _as_bars(block: bytes) -> bytes:
     """A block with each bar in a line of its own, and bars of other programs as tqdm draws them."""
     if b"%|" in block:
         block = _PATTERNS["glued"].sub(rb"\n\1\2", block)
+    if b"%\n" in block:
+        block = _PATTERNS["notebook"].sub(rb"\1|| ", block)
     for name, sign in _OTHER_BARS.items():
         if sign in block:
             unit = b"s/it" if name == "progress" else rb"\g<unit>"

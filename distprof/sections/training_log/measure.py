@@ -407,7 +407,7 @@ def _first_wait(log: TrainingLog) -> list[str]:
     """A note on a long wait for input in the first report, which does not count."""
     first, steady = int(np.argmax(log.duration_ns != ABSENT)), log.is_steady
     waits = (int(ns[first]) for name, ns in log.timers.items() if INPUT_TIMER.search(name))
-    count = min(int(log.span[first]), int(log.iteration[first]) + 1 or int(log.span[first]))
+    count = int(log.span[first]) if log.origin == "MMEngine" else 1  # others print a single one
     lost, whole = max(waits, default=0) * count, float((log.duration_ns * log.span)[steady].sum())
     is_long = not steady[first] and lost > max(_LONG_WAIT_NS, _LONG_WAIT * whole)
     return [NOTES["first_wait"].format(counted(count, log.unit), format_duration(lost))] * is_long
