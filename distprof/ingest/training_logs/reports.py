@@ -378,8 +378,7 @@ class Reports:
             grammar = self.grammars[wording.program]
             line = None if grammar.is_full else _compiled(wording.line).match(block, start, end)
             if line is not None:
-                record = block[_first(block, start, wording) : _last(block, end, wording)]
-                grammar.take_record(wording, record, line)
+                grammar.take_record(wording, _record(block, start, end, wording), line)
 
 
 def _joined(wrapped: re.Match[bytes]) -> bytes:
@@ -445,25 +444,20 @@ def _lines(block: bytes, signs: Signs[Wording]) -> Iterator[tuple[int, int, Word
             yield start, min(end, start + _MAX_LINE), wording
 
 
-def _first(block: bytes, start: int, wording: Wording) -> int:
-    """Start of the record: the line before the indented lines before this one."""
+def _record(block: bytes, start: int, end: int, wording: Wording) -> bytes:
+    """A line with the indented lines around it, and the line before those."""
     for _ in range(wording.less):
         before = block.rfind(b"\n", max(start - _MAX_LINE, 0), max(start - 1, 0)) + 1
         is_part = wording.is_loose or block[start : start + 1] in b" \t"
         if start <= 0 or not is_part or _compiled(wording.line).match(block, before, start):
             break  # at the record before it, at the latest
         start = before
-    return start
-
-
-def _last(block: bytes, end: int, wording: Wording) -> int:
-    """End of the last indented line after this one."""
     for _ in range(wording.more):
         following = block.find(b"\n", end + 1, end + _MAX_LINE)
         if following < 0 or not (wording.is_loose or block[end + 1 : end + 2] in (b" ", b"\t")):
             break
         end = following
-    return end
+    return block[start:end]
 
 
 def _values(patterns: Mapping[str, str], record: bytes) -> dict[str, float]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from statistics import median
 
 import msgspec
@@ -72,6 +72,7 @@ class _Bar(msgspec.Struct):
     is_of_epochs: bool = False  # Whether its label or unit says that it counts epochs.
     is_of_training: bool = False  # Whether its label says so, or it shows a loss.
     is_done: bool = False  # Whether it is seen at its end.
+    before: int = 0  # Steps of earlier epochs.
 
     # As printed: step, whole seconds, seconds per step, and half of its last digit.
     rates: list[tuple[int, int, float, float]] = msgspec.field(default_factory=list)
@@ -110,19 +111,17 @@ class BarGrammar(Grammar):
             if int(total) < (1 if _PATTERNS["of_rollouts"].match(before) else least):
                 continue
             second = int(hours or 0) * 3600 + int(minutes) * 60 + int(seconds)
-            bars = self._bars[is_plain]
-            bar = bars.get((name, int(total)))
-            if bar is None and len(bars) >= _MAX_BARS:
+            bars, key = self._bars[is_plain], (name, int(total))
+            if key not in bars and len(bars) >= _MAX_BARS:
                 continue
-            if bar is None:
-                bar = bars[name, int(total)] = _Bar(*(int(step), second) * 3)
+            bar = bars.setdefault(key, _Bar(*(int(step), second) * 3))
             if step == total and self._shown != (before, int(step)):
                 name = before.partition(b" [")[0].strip(b": ")
                 self._ends += [(name, second)] * (len(self._ends) < _MAX_RATES)
             self._shown = before, int(step)
             if int(step) == bar.last_step < int(total) and second > bar.last_second:
                 if len(bar.seen) == _SEEN_LATE:
-                    bars[name, int(total)] = _Bar(*bar.seen[-1] * 3, seen=bar.seen)
+                    bars[key] = _Bar(*bar.seen[-1] * 3, seen=bar.seen)
                 continue  # what it shows next to the steps is new: the time is that of the next one
             self._follow(bar, int(step), second)
             bar.seen += [(int(step), second)] * (len(bar.seen) < _MAX_RATES)
@@ -139,6 +138,7 @@ class BarGrammar(Grammar):
         if step < bar.step or second < bar.last_second:  # again, so that what passed stays
             bar.first_step += step - bar.last_step
             bar.first_second += second - bar.last_second
+            bar.before += bar.last_step
             bar.step, bar.second = step, second
         bar.last_step, bar.last_second = step, second
         span, passed = step - bar.step, second - bar.second
@@ -146,7 +146,7 @@ class BarGrammar(Grammar):
             if self._num_rows < _MAX_SPANS:
                 self._num_rows += 1
                 ns = s_to_ns(passed / span)
-                bar.rows.append(Row(iteration=step, duration_ns=ns, span=span))
+                bar.rows.append(Row(iteration=bar.before + step, duration_ns=ns, span=span))
             bar.step, bar.second = step, second
 
     def finish(self) -> None:
@@ -170,13 +170,14 @@ class BarGrammar(Grammar):
             longest, phases = self._with_rollouts(longest, [*named.values(), *bars.values()])
             # Few spans of a bar that is first seen late do not tell a slow start.
             is_late = longest.first_step >= _MIN_STEPS and len(longest.rows) < _FEWEST_SPANS
-            self.rows = (not is_late and longest.rows) or _whole(longest) or _printed(longest)
-            self.rows = self.rows or _whole(longest, 2)
-            if not self.rows and (number := longest.last_step) >= _MIN_STEPS:  # that shows no rate
-                self.rows = [Row(number, s_to_ns(longest.last_second / number), number)]
+            ends = _ends(longest)
+            self.rows = ends or (not is_late and longest.rows) or _whole(longest)
+            self.rows = self.rows or _printed(longest) or _whole(longest, 2)
+            self.rows = self.rows or _since_start(longest)
             self.rows = (len(self.rows) < _FEWEST_SPANS and _rising(longest)) or self.rows
-            self._add_start(longest)
             self.num_steps = longest.last_step * longest.is_done
+            if not ends:
+                self._add_start(longest)
             if len(bars) > 1 and not any(b.is_of_training or b.is_of_epochs for b in bars.values()):
                 self.name = "the progress bar that ran longest"
                 self.notes.append(NOTES["unnamed_bars"].format(len(bars)))
@@ -235,6 +236,8 @@ def _as_bars(block: bytes) -> bytes:
     """A block with each bar in a line of its own, and bars of other programs as tqdm draws them."""
     if b"%|" in block:
         block = _PATTERNS["glued"].sub(rb"\n\1\2", block)
+    if b"%\n" in block:
+        block = _PATTERNS["notebook"].sub(rb"\1|| ", block)
     for name, sign in _OTHER_BARS.items():
         if sign in block:
             unit = b"s/it" if name == "progress" else rb"\g<unit>"
@@ -278,19 +281,28 @@ def _seconds(bar: _Bar) -> int:
 def _whole(bar: _Bar, least: int = _MIN_SPAN) -> list[Row]:
     """The mean over the whole of a short bar, if seconds are fine enough for it."""
     span, passed = bar.last_step - bar.first_step, _seconds(bar)
-    if span < least or passed < _FEWEST_SECONDS:
-        return []
-    return [Row(iteration=bar.last_step, duration_ns=s_to_ns(passed / span), span=span)]
+    is_known = span >= least and passed >= _FEWEST_SECONDS
+    return [Row(bar.last_step, s_to_ns(passed / span), span)] if is_known else []
+
+
+def _ends(bar: _Bar) -> list[Row]:
+    """The mean of each epoch, of a bar that is seen only late in every one."""
+    runs = [bar.seen[:1] * 2]
+    for before, now in pairwise(bar.seen):
+        is_same = now[0] == before[0] and now != before
+        runs += [[now, now]] if is_same or now[0] < before[0] or now[1] < before[1] else []
+        runs[-1][1] = now
+    is_late = all(2 * first[0] >= end[0] > 0 and end[1] >= _MIN_SECONDS for first, end in runs)
+    is_whole = len(runs) > 1 or (bar.is_done and len({*bar.seen}) == 1)
+    ends = [end for _, end in runs] if is_late and is_whole else []
+    times = zip(accumulate(step for step, _ in ends), ends, strict=True)
+    return [Row(number, s_to_ns(second / step), step) for number, (step, second) in times]
 
 
 def _printed(bar: _Bar) -> list[Row]:
     """The rate that the bar shows, where it does not show enough of the time."""
     rates = [each for step, _, each, _ in bar.rates if step >= _FEWEST_STEPS]
     at_ends = len({step for step, *_ in bar.rates}) == 1  # of epochs
-    ends = [second for step, second in bar.seen if step == bar.last_step] if at_ends else []
-    if (len({*ends}) > 1 or bar.is_done) and min(ends, default=0) >= _MIN_SECONDS:
-        times = (s_to_ns(second / bar.last_step) for second in ends)
-        return [Row(bar.last_step * n, ns, bar.last_step) for n, ns in enumerate(times, 1)]
     ns = s_to_ns(_between(bar) or (rates[-1] if at_ends else median(rates))) if rates else None
     return [Row(iteration=bar.last_step, duration_ns=ns, span=1)] if rates else []
 
@@ -322,6 +334,12 @@ def _rising(bar: _Bar) -> list[Row]:
     times = [row.duration_ns or 0 for row in rows]
     is_rising = all(b > _RISEN * a for a, b in pairwise(times))
     return rows if is_rising and len(rows) >= _FEWEST_SPANS else []
+
+
+def _since_start(bar: _Bar) -> list[Row]:
+    """The mean since the start, of a bar that shows no rate."""
+    steps = bar.last_step
+    return [Row(steps, s_to_ns(bar.last_second / steps), steps)] if steps >= _MIN_STEPS else []
 
 
 # Lightning ----------------------------------------------------------------------------------------

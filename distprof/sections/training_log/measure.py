@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from distprof.artefacts.record import shared_fields
 from distprof.costs.pipeline import bubble_fraction
-from distprof.ingest.training_logs.grammar import MAX_COUNT, NOTES, near
+from distprof.ingest.training_logs.grammar import NOTES, near
 from distprof.run.logs import TrainingLog
 from distprof.run.run import Run
 from distprof.schema import ABSENT, Floats, Int64Array
@@ -298,7 +298,7 @@ def _among_few(number: Int64Array, ns: Int64Array, span: Floats) -> SlowPeriod |
 def _gap(ns: Int64Array, fewest: int = FEWEST_LAST) -> int:
     """Number of reports before the last ones, if a wide gap parts them; else 0."""
     at = far = 0
-    for k in range(FEWEST_FEW - (len(ns) > FEWEST_RISING), len(ns) - fewest + 1):
+    for k in range(FEWEST_FEW - (len(ns) >= FEWEST_RISING), len(ns) - fewest + 1):
         before, after = ns[:k], ns[k:]
         gap = after.min() - before.max()
         widest = max(np.ptp(before), np.ptp(after), (SLOW_RATIO - 1) * before.max())
@@ -407,7 +407,7 @@ def _first_wait(log: TrainingLog) -> list[str]:
     """A note on a long wait for input in the first report, which does not count."""
     first, steady = int(np.argmax(log.duration_ns != ABSENT)), log.is_steady
     waits = (int(ns[first]) for name, ns in log.timers.items() if INPUT_TIMER.search(name))
-    count = min(int(log.span[first]), int(log.iteration[first]) % MAX_COUNT + 1)
+    count = int(log.span[first]) if log.origin == "MMEngine" else 1  # others print a single one
     lost, whole = max(waits, default=0) * count, float((log.duration_ns * log.span)[steady].sum())
     is_long = not steady[first] and lost > max(_LONG_WAIT_NS, _LONG_WAIT * whole)
     return [NOTES["first_wait"].format(counted(count, log.unit), format_duration(lost))] * is_long
