@@ -15,6 +15,7 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
@@ -31,12 +32,12 @@ from distprof.artefacts.fabric_file import (
     FabricPoint,
 )
 from distprof.artefacts.record import grouped
-from distprof.bounds import Bound, decode_json, patterns_beside
+from distprof.bounds import Bound, TooLargeError, decode_json, patterns_beside, read_plain
 from distprof.costs.collectives import bus_factor
 from distprof.costs.fabric import fitted, point
 from distprof.errors import InputError, SchemaError, StatementError
 from distprof.ingest.communication import collective_kind
-from distprof.ingest.files import DAMAGE, refusing, whole
+from distprof.ingest.files import DAMAGE, refusing
 from distprof.ingest.wrapped import lines_of
 from distprof.terms import CollectiveKind
 from distprof.units import format_bytes
@@ -107,23 +108,29 @@ def read_fabric(source: str) -> FabricFile:
     perftest, gzipped or not; ``-`` for standard input. Each curve has its fit or the reason for
     having none, ``notes`` lists what was left out.
     """
-    data = _piped() if source == _STDIN else whole(source, BOUND.num_bytes, _refuse)
+    data = _all_of(source)
     if data.lstrip()[:1] == b"{":
         return _own(data, source)
     lines = data.decode("utf-8", "replace").splitlines()
     return _perftest(lines, source) or _nccl_tests(lines, source)
 
 
-def _piped() -> bytes:
-    data = sys.stdin.buffer.read(BOUND.num_bytes + 1)
-    if data.startswith(b"\x1f\x8b"):
-        try:
+def _all_of(source: str) -> bytes:
+    """A file, a pipe or standard input, gzipped or not."""
+    data = bytes(BOUND.num_bytes + 1)  # of a file that is too large
+    try:
+        if source == _STDIN:
+            data = sys.stdin.buffer.read(BOUND.num_bytes + 1)
+        else:
+            with suppress(TooLargeError):
+                data = read_plain(source, BOUND.num_bytes)
+        if data.startswith(b"\x1f\x8b"):
             with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
                 data = packed.read(BOUND.num_bytes + 1)
-        except DAMAGE as error:
-            _refuse(_STDIN, str(error))
+    except (*DAMAGE, ValueError) as error:
+        _refuse(source, getattr(error, "strerror", None) or str(error))
     if len(data) > BOUND.num_bytes:
-        _refuse(_STDIN, "a larger file")
+        _refuse(source, "a larger file")
     return lines_of(data)
 
 

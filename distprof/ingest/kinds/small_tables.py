@@ -681,6 +681,7 @@ def _scaling(text: str) -> ScalingTable | None:
     if len(pairs) < 2:
         if len(of_ranks := _rank_rates(lines)) >= _FEWEST_RANKS:
             return _by_name(of_ranks, "ranks")
+        lines = [*filter(str.strip, lines)]
         read = [(_form(line.lower()), _counts(line), [*_values(line)]) for line in lines]
         fewest = 2 if len(text) <= _SHORT else 3
         by_iterations = (

@@ -166,7 +166,7 @@ _SERIES = ("iteration-time", "iteration_timing_avg", "iteration-time-s")
 
 
 def read_series(source: str) -> ColumnsGrammar:
-    """All iterations; InputError if it is no such table, is too large or holds no times."""
+    """All iterations; InputError if it is another table, too large or holds no times."""
     found = ColumnsGrammar(name="the series of a Megatron-LM test")
     series = decoded(source, BOUND, dict[str, Any], _refuse)
     if not (times := [name for name in _SERIES if name in series]):

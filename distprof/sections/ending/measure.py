@@ -693,7 +693,7 @@ def _after(event: OutputEvent, output: JobOutput) -> tuple[str, ...]:
 
 
 def _trains(event: OutputEvent, output: JobOutput) -> bool:
-    """Whether several losses follow in a file, up to the first of which nobody writes."""
+    """Whether several losses follow in a file, up to the first of which no person writes."""
     lines = _after(event, output)
     losses = [at for at, line in enumerate(lines) if words().search("loss", line)]
     said = (words().search("of_people", line) for line in lines[max(losses, default=0) :])

@@ -96,7 +96,7 @@ def read_evidence(
     paths = [log.folder.child(log.name).path for log in logs]
     names = [log.shown for log in logs]
     output = read_output(zip(paths, names, ranks_in_names(paths), strict=True))
-    if not dumps and not output.num_lines:
+    if not (dumps or output.num_lines or output.events):
         raise _nothing(source)
     with running(executor if len(dumps) > _FEW else "serial") as pool:
         outcomes = map_each(pool, read_dump, dumps, progress)
