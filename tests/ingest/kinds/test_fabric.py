@@ -193,7 +193,7 @@ def test_a_gzipped_log_is_read_like_the_log(tmp_path):
 def test_a_gzip_bomb_is_refused(tmp_path):
     packed = tmp_path / "bomb.log.gz"
     packed.write_bytes(gzip.compress(bytes(BOUND.num_bytes + 1), 9))
-    with pytest.raises(InputError, match="more than 67,108,864 bytes"):
+    with pytest.raises(InputError, match="a larger file"):
         read_fabric(str(packed))
 
 
@@ -301,7 +301,7 @@ def test_tests_that_did_not_join_are_named_even_without_rows(tmp_path):
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(InputError, match="no file with this name"):
+    with pytest.raises(InputError, match="No such file"):
         read_fabric(str(tmp_path / "absent.json"))
 
 
