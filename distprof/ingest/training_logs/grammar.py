@@ -274,7 +274,7 @@ def to_log(
         files=tuple(files),
         iteration=iteration,
         span=_spans(rows),
-        duration_ns=_ints(row.duration_ns for row in rows),
+        duration_ns=_ints(row.duration_ns or None for row in rows),  # less than a digit is none
         **rates,
         printed_samples_per_s=np.array(next(filter(None, printed), []), float),
         timers=timers,
