@@ -307,8 +307,9 @@ class ReportGrammar(Grammar):
     ) -> tuple[int | None, int | None, int | None]:
         """Number, duration and span of a report; adds the samples per second to its values."""
         number, span, rate = values.get("iteration"), wording.span, values.get("per_s", 0.0)
-        if number is not None and values.keys() >= {"epoch", "of"}:
-            number += values["epoch"] * values["of"]  # since the start of the training
+        epoch = values["nth"] - 1 if "nth" in values else values.get("epoch")
+        if number is not None and epoch is not None and "of" in values:
+            number += epoch * values["of"]  # since the start of the training
         ns = s_to_ns(1 / rate if rate > 0 else values.get("s"))
         ns = s_to_ns(values["ms"] / 1e3) if "ms" in values else ns
         if number and "whole_s" in values and not rate:

@@ -164,6 +164,8 @@ def _without_title(output: JobOutput) -> JobOutput:
     later = {e.name: e.fields.keys() for e in said_in(own) if e.line > 1 and e.yields != "warning"}
     again = [e for e in titles if e.name in later and e.fields.keys() <= later[e.name]]
     again += [e for e in titles if e.yields == "nan" and _of(own, "nan")]
+    killed = {e.fields.get("what") for e in _of(own, "died")}
+    again += [e for e in titles if e.name == "title-killed" and e.fields["what"] in killed]
     is_told = "store" in {e.yields for e in titles} & {e.yields for e in own.events}
     is_told = is_told or any(e.file in apart for e in again)
     if not titles or is_told or any(cause(own) for cause in _ROOTS) or positions_of(own):

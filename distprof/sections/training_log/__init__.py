@@ -141,6 +141,8 @@ class TrainingLogResult(Result, frozen=True, kw_only=True):
             return "epoch"
         if any(note.endswith("an iteration is a micro-batch.") for note in self.unavailable):
             return "micro-batch"
+        if self.origin.endswith("(in steps of the environment)"):
+            return "environment step"
         return "step" if self.origin.startswith("the progress bar") else "iteration"
 
     @property
