@@ -195,9 +195,9 @@ class SmiTables:
             self._gpu = (device, number(ecc))
             return True
         second = _SAYS["second"].fullmatch(line)
-        if second is not None and self._gpu is not None:
+        if second is not None:
             temperature, power, memory, use = (number(cell) for cell in second.groups())
-            device, ecc_errors = self._gpu
+            device, ecc_errors = self._gpu or (Identity(), None)  # kept without its first row
             values = {
                 "temperature_c": temperature,
                 "power_w": power,

@@ -167,6 +167,7 @@ def _in_groups(waiting: Mapping[str, Sequence[EndingPosition]], output: JobOutpu
     texts = [_wait_text(name, [*filter(_waits, some)]) for name, some in waiting.items()]
     what, positions = "; ".join(texts[:4]), [one for some in waiting.values() for one in some]
     held = {one.rank for one in positions if _waits(one)}
+    held |= {e.rank for e in output.events if "local" in e.fields and e.rank is not None}
     free = sorted({*output.ranks} - held) if all(one.is_global for one in positions) else []
     free = [rank for rank in free if "Watchdog caught" not in output.last_lines.get(rank, "")]
     if 0 < len(free) <= len(held):
