@@ -371,9 +371,11 @@ OUTPUT_BOUND = Bound(
 _OUTPUT_BYTES = 1 << 23
 _OF_KERNELS = {"xid", "host_memory", "crash"}
 _ERROR = {"error", "mixed"}
+_ENDED = {"finished", "closed"}
 _STARTS = {"setup", "calls", "joining", "complaint", "silence", "wait"}  # of healthy jobs, too
 # What a run that stands prints.
 _OF_A_RUN = ("output of nccl-tests", "a speed of", "a single ", "losses of", "a progress bar")
+_WITHOUT_TIMES = ("losses of", "a progress bar")  # Of which it says more that the job finished.
 _STOPPED = {"cancelled", "stopped"}
 _WEAK = {"agents", "closing", "waiting", *_STOPPED, *_ERROR}
 _NOT_READ = (*NOT_LOGS, ".pickle", ".toml", ".html", ".md")
@@ -413,15 +415,15 @@ def _is_output(path: str, *, is_alone: bool) -> bool:
     and lines of a start only if nothing else is in it, or someone says that the job hangs.
     """
     found = _kinds(path)
-    kinds = found - _STARTS
+    kinds = found - _STARTS - _ENDED
     if found and not kinds:
         least = 1 + ("calls" in found)
         foreign = foreign_format(Path(path).name, beginning(path, _SMALL))
         if found & {"complaint", "silence"}:
             return is_alone and (foreign is None or foreign.name.startswith(_OF_A_RUN))
-        is_other = (
-            foreign is not None or fits_nccl_log(path) or fits_training_log(path, least=least)
-        )
+        is_ended = bool(found & _ENDED) and foreign and foreign.name.startswith(_WITHOUT_TIMES)
+        is_foreign = foreign is not None and not is_ended
+        is_other = is_foreign or fits_nccl_log(path) or fits_training_log(path, least=least)
         return is_alone and not (is_other or fits_device_log(path))
     if kinds <= _ERROR and not is_alone:
         return False
@@ -442,7 +444,7 @@ def _is_table_below_title(path: str) -> bool:
     if not fits_operator_table(path):
         return False
     below = beginning(path, _OUTPUT_BYTES).partition(b"\n")[2]
-    return not kinds_in(below) - _STARTS
+    return not kinds_in(below) - _STARTS - _ENDED
 
 
 def _kinds(path: str) -> set[str]:
@@ -457,7 +459,7 @@ def _kinds(path: str) -> set[str]:
 
             start = unwrapped(start + read_some(stream, _OUTPUT_BYTES - len(start))[0])
             kinds = kinds_in(start)
-            if kinds - _ERROR - _STARTS or len(start) < _OUTPUT_BYTES:
+            if kinds - _ERROR - _STARTS - _ENDED or len(start) < _OUTPUT_BYTES:
                 return kinds
             end = start
             while len(end) == _OUTPUT_BYTES:

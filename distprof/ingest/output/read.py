@@ -522,9 +522,9 @@ def kinds_in(data: bytes) -> set[str]:
     events = reader.result([]).events
     kinds = {event.yields for event in events} - {*_KINDS["quiet"]}
     last = reader.lines_of.get("", 0) - STAGE_LINES
-    at_end = ("stage", "preparing", "wait")
+    at_end = ("stage", "preparing", "wait", "finished", "closed")
     ended = (event for event in events if max(event.line, event.again) >= last)
-    kinds |= {event.yields for event in ended if event.yields in at_end}
+    kinds |= {e.yields for e in ended if e.yields in at_end and "gone" not in e.fields}
     return kinds | {"stack"} if reader.stacks else kinds
 
 
