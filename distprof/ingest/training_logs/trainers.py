@@ -91,6 +91,7 @@ class BarGrammar(Grammar):
     _shown: tuple[bytes, int] = b"", 0  # what the last one showed
     _ends: list[tuple[bytes, int]] = msgspec.field(default_factory=list)  # of whole bars
     num_steps: int = 0  # of the bar that is kept, if it is seen at its end
+    _losses: list[bool] = msgspec.field(default_factory=list)  # shown; whether it is none
 
     def take(self, block: bytes) -> None:
         """Follow each bar."""
@@ -106,7 +107,10 @@ class BarGrammar(Grammar):
             total = total if total.isdigit() else b"%d" % MAX_COUNT
             name, is_plain, is_of_training, is_of_epochs = _label(before)
             is_of_epochs |= b"epoch" in unit
-            is_of_training |= bool(_PATTERNS["shows_loss"].match(block, match.start()))
+            if _PATTERNS["shows_loss"].match(block, match.start()):
+                is_of_training = True
+                lost = bool(_PATTERNS["lost"].match(block, match.start()))
+                self._losses += [lost] * (len(self._losses) < _MAX_RATES)
             least = _MIN_SPAN if is_of_training or is_of_epochs else _MIN_STEPS
             if int(total) < (1 if _PATTERNS["of_rollouts"].match(before) else least):
                 continue
@@ -196,6 +200,9 @@ class BarGrammar(Grammar):
                 self.rows = [Row(iteration=longest.last_step, duration_ns=ns, span=span)]
                 self.notes.append(NOTES["evaluation"].format(format_ratio(self._paused_s / passed)))
             self.add_seconds(phases)
+        if any(self._losses):
+            lost = NOTES["not_finite"].format(sum(self._losses), len(self._losses))
+            self.notes.append(lost)
         self.notes.append(NOTES["bar"].format(_MIN_SECONDS))
 
     def _with_rollouts(self, longest: _Bar, bars: list[_Bar]) -> tuple[_Bar, dict[str, float]]:
