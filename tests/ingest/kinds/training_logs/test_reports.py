@@ -75,7 +75,7 @@ def test_the_example_yields_its_values_and_no_other_program_takes_it(wording):
         return
     (row,) = grammar.rows
     number = values.pop("iteration", None)
-    epoch, of = values.pop("epoch", 0), values.pop("of", 0)
+    epoch, of = values.pop("epoch", 0) or values.pop("nth", 1) - 1, values.pop("of", 0)
     assert row.iteration == (None if number is None else number + epoch * of)
     span = number - values.pop("first", number) + 1 if number else 1
     seconds = [values.pop(n) * f / span for n, f in (("ms", 1e-3), ("s", 1)) if n in values]
