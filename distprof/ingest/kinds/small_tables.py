@@ -1025,7 +1025,7 @@ def fits_compared(source: str) -> bool:
     """Whether a small text of no other kind compares speeds, or sentences next to a log do."""
     table = _compared(_text(source))
     fitting = (one for one in known_sources() if one is not COMPARED and one.fits(source))
-    if table is None or any(kind is not TRAINING_LOG for kind in fitting):
+    if not (table and min(table.rates)) or any(kind is not TRAINING_LOG for kind in fitting):
         return False
     are_told = all(map(_PATTERNS["preposition"].match, table.names))
     contrast = _PATTERNS["contrast"].search
