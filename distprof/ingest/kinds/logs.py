@@ -373,9 +373,9 @@ _OF_KERNELS = {"xid", "host_memory", "crash"}
 _ERROR = {"error", "mixed"}
 _ENDED = {"finished", "closed"}
 _STARTS = {"setup", "calls", "joining", "complaint", "silence", "wait"}  # of healthy jobs, too
-# What a run that stands prints.
-_OF_A_RUN = ("output of nccl-tests", "a speed of", "a single ", "losses of", "a progress bar")
-_WITHOUT_TIMES = ("losses of", "a progress bar")  # Of which it says more that the job finished.
+# Beginnings of what a run without times, and one that stands, is called.
+_WITHOUT_TIMES = ("losses of", "a progress bar")  # It says more that such a job finished.
+_OF_A_RUN = ("output of nccl-tests", "a speed of", "a single ", *_WITHOUT_TIMES)
 _STOPPED = {"cancelled", "stopped"}
 _WEAK = {"agents", "closing", "waiting", *_STOPPED, *_ERROR}
 _NOT_READ = (*NOT_LOGS, ".pickle", ".toml", ".html", ".md")
