@@ -222,7 +222,7 @@ class Reader:
         fields = _fields(data, start, at, end, row)
         if fields is None:
             return
-        if _is_noise(data[max(start, at - _BEFORE_SIGN) : end], row):
+        if _is_noise(data[max(start, at - _BEFORE_SIGN) : at], data[at:end], row):
             return
         by_prefix = _prefixed(data, start, at, end, row)
         if self._has_nodes and _HOW["node"].match(cleaned(data[start : start + 40])):
@@ -337,12 +337,15 @@ class Reader:
         return replace(event, again=number) if shown == event.file else event
 
 
-def _is_noise(near: bytes, row: Expression) -> bool:
-    """Whether a line is that of a debugging or quoted log, whose errors are none."""
-    may_be = b"NCCL" in near or b"DEBUG" in near or b"pyxis" in near
-    if not may_be or {row.yields, row.name} & {*_KINDS["always"]}:
+def _is_noise(before: bytes, behind: bytes, row: Expression) -> bool:
+    """Whether a line is that of a debugging or quoted log, or of a program's text: no error."""
+    if {row.yields, row.name} & {*_KINDS["always"]}:
         return False
-    return _HOW["noise"].search(cleaned(near)) is not None
+    if _RAW["source"].match(before):
+        return True
+    near = before + behind
+    may_be = b"NCCL" in near or b"DEBUG" in near or b"pyxis" in near
+    return may_be and _HOW["noise"].search(cleaned(near)) is not None
 
 
 def _prefixed(data: bytes, start: int, at: int, end: int, row: Expression) -> int | None:

@@ -225,6 +225,29 @@ def test_an_error_over_a_log_that_someone_shows_is_an_end(written: str) -> None:
     assert diagnose_output(reader.result(["job.out"])).cause == "memory"
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '    raise RuntimeError("{}")',
+        '        if "{}" in str(error):',
+        '        logger.error(f"rank 3: {}")',
+        'print("{}", rank)',
+        '    LOG(ERROR) << "{}"',
+        '    "{} "',
+        "    # {}",
+        ">>> # {}",
+        "    timeout = 30  # {}",
+    ],
+)
+@pytest.mark.parametrize("error", ["Connection refused", "CUDA out of memory", "loss is nan"])
+def test_what_the_source_of_a_program_may_say_is_no_error(line: str, error: str) -> None:
+    reader = Reader()
+    reader.take_blocks([f"{line.format(error)}\n".encode()], "post.md", None)
+    assert not reader.events
+    reader.take_blocks([f"RuntimeError: {error}\n".encode()], "post.md", None)
+    assert reader.events
+
+
 def test_a_store_that_is_lost_after_the_end_is_none_of_a_failure() -> None:
     reader = Reader()
     text = ("{'train_runtime': 51.1, 'train_loss': 0.61}\n[rank1]:[W1109 03:10:12 TCPStore.cpp:9]"
