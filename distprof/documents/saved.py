@@ -96,17 +96,6 @@ REPORT = Document(
     cases=_cases,
     formats={"html": _html},
     indent=1,
-    about=f"""\
-# The saved report
-
-<!-- generated: python -m docs.build --write -->
-
-`report.json` has `"schema": "{REPORT_SCHEMA}"`. Its JSON Schema (draft 2020-12) ships with the
-package as `distprof/documents/schemas/report.schema.json`. Every field is always written. `null`
-means unknown and is never 0. Fields ending in `_ns` are integer nanoseconds, `bytes` are bytes
-(shown with decimal prefixes), and `_ratio` is 0 to 1. If the meaning of a field changes, the number
-of the schema changes.
-""",
 )
 
 

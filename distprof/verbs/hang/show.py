@@ -254,12 +254,4 @@ HANG = Document(
     fix="make it again with: distprof hang DIR --format json",
     page=_page,
     terminal_pages=_terminal_pages,
-    about=f"""\
-# The hang report
-
-`distprof hang --format json` writes `"schema": "{HANG_SCHEMA}"`. Its JSON Schema (draft 2020-12)
-ships with the package as `distprof/documents/schemas/hang.schema.json`. Every field is always
-written; `null` means unknown and is never 0. Times are integer nanoseconds since the epoch on the
-clock of the rank that wrote them.
-""",
 )
