@@ -15,9 +15,32 @@ from typing import Any
 import msgspec
 
 import distprof
+from distprof.artefacts.fabric_file import FABRIC_FILE
+from distprof.artefacts.summary_file import SWEEP_FILE
 from distprof.documents.document import Document
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
+TITLES = {
+    "alert": "what distprof watch --alert delivers",
+    "baseline": "distprof check --update-baseline",
+    "check": "distprof check",
+    "comparison": "distprof compare",
+    "fabric": f"distprof {FABRIC_FILE}",
+    "hang": "distprof hang",
+    "history": "distprof history show",
+    "operator": "distprof op",
+    "plan": "distprof plan",
+    "plan-lint": "distprof plan --lint",
+    "report": "distprof report",
+    "scaling": "distprof scale",
+    "summary": "distprof scale --save-summaries",
+    "sweep": f"distprof {SWEEP_FILE}",
+    "watch": "distprof watch --once --format json",
+}
+"""The command that writes a document, or the file, by name of the document."""
+_WITH_DEFAULTS = ("fabric", "sweep")
+"""Files that several versions write and read: absent fields have defaults. Their schemas are with
+those of the run directory. In all other documents, every field is always written."""
 ABOUT = {
     "report": """\
 # The saved report
@@ -45,7 +68,7 @@ _PACKAGE = Path(distprof.__file__).parent
 
 def schema_file(document: Document[Any]) -> Path:
     """The shipped schema of a document."""
-    folder = "documents/schemas" if document.is_whole else "artefacts/schema"
+    folder = "artefacts/schema" if document.name in _WITH_DEFAULTS else "documents/schemas"
     return _PACKAGE / folder / f"{document.name}.schema.json"
 
 
@@ -54,8 +77,8 @@ def schema_of(document: Document[Any]) -> dict[str, Any]:
     return json_schema(
         (document.kind,),
         schema=document.schema,
-        title=document.title,
-        is_whole=document.is_whole,
+        title=TITLES[document.name],
+        is_whole=document.name not in _WITH_DEFAULTS,
     )
 
 

@@ -45,9 +45,7 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """One kind of result."""
 
     kind: type[T]  # The struct that is written; its field ``schema`` identifies the document.
-    schema: str  # Value of that field, for example ``distprof.plan/1``.
     noun: str  # For messages, for example ``a plan``.
-    title: str  # Title of the JSON Schema: the command that writes the document, or the file.
     file: str = ""  # For messages, the description of its file; by default ``a saved plan``.
     fix: str = ""  # For messages, the fix for a damaged file or one of another version.
     fix_missing: str = ""  # The fix for a missing file; by default as ``fix``.
@@ -65,10 +63,13 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     # ``sorted`` for keys in alphabetical order, so that diffs stay readable; None for the order of
     # the struct.
     order: Literal["sorted"] | None = None
-    # Whether every field is always written. In files that several versions write and read, absent
-    # fields have defaults, and the schemas are with those of the run directory.
-    is_whole: bool = True
     max_bytes: int = 1 << 30  # Larger files are refused.
+
+    @property
+    def schema(self) -> str:
+        """Value of the field ``schema`` of what is written, for example ``distprof.plan/1``."""
+        fields = msgspec.structs.fields(self.kind)
+        return str(next(field.default for field in fields if field.name == "schema"))
 
     @property
     def bound(self) -> Bound:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distprof.artefacts import REPORT_FILE, REPORT_SCHEMA
+from distprof.artefacts import REPORT_FILE
 from distprof.documents.document import Document
 from distprof.escape import plain
 from distprof.formats import RenderOptions
@@ -86,9 +86,7 @@ def _cases(report: Report, options: RenderOptions) -> Cases:
 
 REPORT = Document(
     kind=Report,
-    schema=REPORT_SCHEMA,
     noun="a report",
-    title="distprof report",
     fix="make it again with: distprof analyze SOURCE --save-report FILE",
     fix_foreign="if it is a trace, pass it to distprof analyze",
     page=_page,

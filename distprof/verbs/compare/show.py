@@ -16,7 +16,6 @@ from distprof.sections.table import Column, TableView, counted, first_rows, pres
 from distprof.units import capitalized, format_bytes, format_duration, format_ratio, signed
 from distprof.verbs import part_of
 from distprof.verbs.compare import (
-    COMPARISON_SCHEMA,
     ComparedRun,
     Comparison,
     FindingChange,
@@ -428,9 +427,7 @@ def _commands(comparison: Comparison) -> Iterator[tuple[str, str]]:
 
 COMPARISON = Document(
     kind=Comparison,
-    schema=COMPARISON_SCHEMA,
     noun="a comparison",
-    title="distprof compare",
     fix="make it again with: distprof compare FIRST SECOND --format json",
     page=_page,
 )
