@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
+from distprof.artefacts.record import made_from
 from distprof.documents.document import Document
 from distprof.documents.page import Page
 from distprof.documents.saved import Report
@@ -395,14 +396,12 @@ def compare_reports(
 
 
 def _side(report: Report, name: str) -> Side:
-    return Side(
+    return made_from(
+        report,
+        Side,
         summary=replace(summarize_report(report), source=name),
-        kernels=report.kernels,
         num_windows=report.waterfall.num_ranks * report.waterfall.num_steps,
-        collectives=report.collectives,
-        computation=report.computation,
         problems=report.findings,
-        picture=report.picture,
     )
 
 

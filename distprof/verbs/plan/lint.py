@@ -285,14 +285,13 @@ def check_layout(
         run_rules([result], limits).findings,
         key=lambda finding: (-finding.severity.rank, finding.code),
     )
-    return Lint(
+    return made_from(
+        file,
+        Lint,
         version=__version__,
-        source=file.source,
-        kind=file.kind,
         layout=layout,
         findings=tuple(made_from(finding, ConfigurationFinding) for finding in findings),
         estimate=result.estimate,
-        not_read=file.not_read,
         assumptions=assumptions(question),
     )
 
