@@ -18,7 +18,6 @@ import msgspec
 
 from distprof.bounds import Bound
 from distprof.config import CONFIG_FILE, ConfigFile
-from distprof.documents.document import DIALECT
 from distprof.rules import all_rules
 from distprof.rules.base import EXAMPLES_FILE, Rule
 from distprof.run.records import RECORD_TABLES
@@ -35,6 +34,7 @@ from docs.grafana import dashboard_text
 from docs.llms import llms_text
 from docs.rule_examples import examples_text, rule_examples
 from docs.run_directory import run_directory_page, schema_files
+from docs.schemas import ABOUT, DIALECT, schema_file, schema_of, schema_page, schema_text
 
 __all__ = [
     "columns_page",
@@ -78,9 +78,9 @@ def _pages_of_code() -> Iterator[tuple[Path, str]]:
     yield REFERENCE / "limits.md", limits_page(all_bounds())
     yield REFERENCE / "metrics.md", metrics_page(METRICS)
     for document in ALL_DOCUMENTS:
-        yield ROOT / "distprof" / document.schema_file, document.schema_text()
-        if document.about:
-            yield REFERENCE / f"{document.name}-schema.md", document.schema_page()
+        yield schema_file(document), schema_text(schema_of(document))
+        if document.name in ABOUT:
+            yield REFERENCE / f"{document.name}-schema.md", schema_page(document)
     yield ROOT / "distprof" / "documents" / "schemas" / "config.schema.json", config_schema_text()
     yield from schema_files()
     yield REFERENCE / "run-directory.md", run_directory_page()
@@ -158,7 +158,7 @@ def config_schema_text() -> str:
         **root,
         "$defs": definitions,
     }
-    return msgspec.json.format(msgspec.json.encode(schema), indent=2).decode() + "\n"
+    return schema_text(schema)
 
 
 def _toml_value(value: dict[str, Any]) -> dict[str, Any]:

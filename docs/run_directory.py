@@ -22,7 +22,7 @@ from distprof.artefacts.records import (
     StepRecord,
 )
 from distprof.artefacts.run_file import ErrorFile, ExitFile, RankFile, RunFile, SettingsFile
-from distprof.documents.document import json_schema, schema_text, section
+from docs.schemas import json_schema, schema_text, section
 
 __all__ = ["SCHEMAS", "run_directory_page", "schema_files", "schema_of"]
 

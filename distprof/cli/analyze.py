@@ -22,9 +22,9 @@ from distprof.cli.options import (
 from distprof.cli.output import (
     Output,
     check_free,
+    deliver,
     note,
     progress_bar,
-    show,
     show_fabric,
     show_hang,
     show_in_step_summary,
@@ -125,7 +125,7 @@ def analyze(sources: tuple[str, ...], save_report: str | None, **options: Any) -
             raise
         return show_hang(source, output) if has_dumps else show_fabric(source, output)
     saved_as = _save(report, source, save_report, quiet=output.quiet)
-    show(report, output, saved_as=saved_as)
+    deliver(REPORT, report, output, saved_as=saved_as)
     show_in_step_summary(REPORT, report, output)
     return verdict_code(report.findings, output.fail_on)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import click
 
@@ -21,6 +22,7 @@ Or open https://ui.perfetto.dev and drag the file into the page: {path}
 The page reads the file inside the browser and uploads nothing.
 Keys: w and s zoom, a and d move, / searches, f shows the selection.
 With SQL: trace_processor_shell {path}"""
+_every_option = partial(click.option, "--every", type=finite_range(0.1, 86_400), metavar="SECONDS")
 
 
 @click.group()
@@ -120,12 +122,7 @@ def perfetto(
     metavar="FILE.prom",
     help="Write FILE for node_exporter's textfile collector instead of stdout.",
 )
-@click.option(
-    "--every",
-    type=finite_range(0.1, 86_400),
-    metavar="SECONDS",
-    help="With -o: rewrite the file every SECONDS, until Ctrl-C.",
-)
+@_every_option(help="With -o: rewrite the file every SECONDS, until Ctrl-C.")
 @click.option(
     "--listen",
     metavar="[HOST:]PORT",
@@ -188,12 +185,7 @@ def prometheus(
     show_default=True,
     help="The collector, which must accept OTLP over HTTP.",
 )
-@click.option(
-    "--every",
-    type=finite_range(0.1, 86_400),
-    metavar="SECONDS",
-    help="Send again every SECONDS, until Ctrl-C. Spans cover only steps from now on.",
-)
+@_every_option(help="Send again every SECONDS, until Ctrl-C. Spans cover only steps from now on.")
 @click.option(
     "--rank",
     type=click.IntRange(0, MOST_RANKS),

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from distprof.artefacts.summary_file import SweepFile
     from distprof.documents.document import Document
-    from distprof.documents.saved import Report
     from distprof.formats import RenderOptions
     from distprof.rules.base import Finding
     from distprof.verbs.sweep.running import Outcome, Progress
@@ -124,18 +123,10 @@ def check_free(file: str, *, force: bool) -> None:
         raise UsageError(f"{path.parent} cannot be written: choose another location")
 
 
-def show(report: Report, output: Output, *, saved_as: str = "") -> None:
-    """Render the report and deliver it."""
-    from distprof.formats import find_reporter
-
+def deliver(document: Document[T], result: T, output: Output, *, saved_as: str = "") -> None:
+    """Render a result, saved as that file if any, and write it where the user asked."""
     for one in output.each:
-        _write(find_reporter(one.reporter)(report, _options(one, saved_as)), one)
-
-
-def deliver(document: Document[T], result: T, output: Output) -> None:
-    """Render a result other than a run's report, and write it where the user asked."""
-    for one in output.each:
-        _write(document.reporter(one.reporter)(result, _options(one)), one)
+        _write(document.reporter(one.reporter)(result, _options(one, saved_as)), one)
 
 
 def show_fabric(file: str, output: Output) -> int:
@@ -174,7 +165,7 @@ def show_in_step_summary(document: Document[T], result: T, output: Output) -> No
         note(f"The step summary was not written: {error.strerror}")
 
 
-def _options(output: Output, saved_as: str = "") -> RenderOptions:
+def _options(output: Output, saved_as: str) -> RenderOptions:
     from distprof.formats import RenderOptions
 
     return RenderOptions(

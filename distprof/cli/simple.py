@@ -30,7 +30,6 @@ from distprof.cli.output import (
     has_color,
     note,
     progress_bar,
-    show,
     show_fabric,
     terminal_width,
     to_stdout,
@@ -52,12 +51,12 @@ def report(saved: str, **options: Any) -> int:
       distprof report RUN
       distprof report report.json --format md > comment.md
     """  # noqa: D301 - click reads it
-    from distprof.documents.saved import load_report
+    from distprof.documents.saved import REPORT, load_report
 
     output = Output.taken_from(options)
     output.check()
     loaded = load_report(saved)
-    show(loaded, output, saved_as=saved)
+    deliver(REPORT, loaded, output, saved_as=saved)
     return verdict_code(loaded.findings, output.fail_on)
 
 

@@ -1,17 +1,12 @@
-"""One kind of result: its text, Markdown, JSON, JSON Schema and loading, implemented once.
-
-The schemas and their reference pages are generated from the structs that are written.
-"""
+"""One kind of result: its text, Markdown, JSON and loading, implemented once."""
 
 from __future__ import annotations
 
-import ast
-import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
@@ -50,9 +45,7 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """One kind of result."""
 
     kind: type[T]  # The struct that is written; its field ``schema`` identifies the document.
-    schema: str  # Value of that field, for example ``distprof.plan/1``.
     noun: str  # For messages, for example ``a plan``.
-    title: str  # Title of the JSON Schema: the command that writes the document, or the file.
     file: str = ""  # For messages, the description of its file; by default ``a saved plan``.
     fix: str = ""  # For messages, the fix for a damaged file or one of another version.
     fix_missing: str = ""  # The fix for a missing file; by default as ``fix``.
@@ -65,16 +58,18 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     cases: Callable[[T, RenderOptions], Cases] | None = None
     # Further formats, or replacements of the page's ``text`` and ``md``.
     formats: Mapping[str, Reporting[T]] = msgspec.field(default_factory=dict)
-    about: str = ""  # The start of its reference page, Markdown; empty for no page.
     # Spaces of indentation in JSON of up to :data:`LARGE` bytes; larger JSON is one line.
     indent: int = 2
     # ``sorted`` for keys in alphabetical order, so that diffs stay readable; None for the order of
     # the struct.
     order: Literal["sorted"] | None = None
-    # Whether every field is always written. In files that several versions write and read, absent
-    # fields have defaults, and the schemas are with those of the run directory.
-    is_whole: bool = True
     max_bytes: int = 1 << 30  # Larger files are refused.
+
+    @property
+    def schema(self) -> str:
+        """Value of the field ``schema`` of what is written, for example ``distprof.plan/1``."""
+        fields = msgspec.structs.fields(self.kind)
+        return str(next(field.default for field in fields if field.name == "schema"))
 
     @property
     def bound(self) -> Bound:
@@ -156,26 +151,6 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     def save(self, result: T, path: str | os.PathLike[str]) -> Path:
         """Write the result as JSON, replacing an existing file; InputError if that fails."""
         return write_file(Path(path), self.encode(result))
-
-    @property
-    def schema_file(self) -> str:
-        """Path of the shipped JSON Schema within the package ``distprof``."""
-        folder = "documents/schemas" if self.is_whole else "artefacts/schema"
-        return f"{folder}/{self.name}.schema.json"
-
-    def json_schema(self) -> dict[str, Any]:
-        """JSON Schema (draft 2020-12) of the struct; times are int ns, sizes int bytes."""
-        return json_schema(
-            (self.kind,), schema=self.schema, title=self.title, is_whole=self.is_whole
-        )
-
-    def schema_text(self) -> str:
-        """The schema as text, as in the shipped file."""
-        return schema_text(self.json_schema())
-
-    def schema_page(self) -> str:
-        """The reference page, Markdown: one table per struct, in the order of the document."""
-        return schema_page(self.about, self.json_schema())
 
     @property
     def _expected(self) -> str:
@@ -262,154 +237,3 @@ def _html(document: Document[T], result: T, options: RenderOptions) -> str:
 def _escaped(match: re.Match[str]) -> str:
     units = match.group().encode("utf-16-be").hex()
     return "".join(f"\\u{units[i : i + 4]}" for i in range(0, len(units), 4))
-
-
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
-
-
-def json_schema(
-    kinds: Sequence[type[msgspec.Struct]],
-    *,
-    schema: str,
-    title: str,
-    identity: str = "",
-    is_whole: bool = True,
-) -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of a document, or of header and records of a line-wise file."""
-    roots, definitions = msgspec.json.schema_components(kinds)
-    structs = _structs(kinds)
-    for name, definition in definitions.items():
-        _describe(definition, structs.get(name))
-        if is_whole:
-            for value in definition.get("properties", {}).values():
-                value.pop("default", None)
-            if "properties" in definition:
-                definition["required"] = list(definition["properties"])
-    if schema:
-        properties = definitions[kinds[0].__name__]["properties"]
-        described = properties["schema"].get("description")
-        properties["schema"] = {"const": schema}
-        if described:
-            properties["schema"]["description"] = described
-    root = roots[0] if len(roots) == 1 else {"anyOf": list(roots)}
-    return {
-        "$schema": DIALECT,
-        "$id": f"urn:distprof:{schema or identity}",
-        "title": title,
-        **root,
-        "$defs": definitions,
-    }
-
-
-def schema_text(schema: dict[str, Any]) -> str:
-    """A schema as the text of a file."""
-    return msgspec.json.format(msgspec.json.encode(schema), indent=2).decode() + "\n"
-
-
-def schema_page(about: str, schema: dict[str, Any]) -> str:
-    """A reference page in Markdown: one table per struct."""
-    return "\n".join([about, *(section(name, part) for name, part in schema["$defs"].items())])
-
-
-def _describe(definition: dict[str, Any], struct: type[msgspec.Struct] | None) -> None:
-    """Describe a struct by its docstring, and its fields by the comments next to them."""
-    definition["description"] = " ".join(definition.get("description", "").split())
-    fields = {} if struct is None else _descriptions(struct)
-    for name, value in definition.get("properties", {}).items():
-        if name in fields:
-            value["description"] = fields[name]
-    names = () if struct is None else struct.__struct_fields__
-    for name, value in zip(names, definition.get("prefixItems", ()), strict=False):
-        value |= {"title": name, "description": fields.get(name, "")}
-
-
-def _structs(kinds: Sequence[type[msgspec.Struct]]) -> dict[str, type[msgspec.Struct]]:
-    """The structs and those in their fields, by name."""
-    found: dict[str, type[msgspec.Struct]] = {}
-    pending: list[Any] = list(msgspec.inspect.multi_type_info(kinds))
-    while pending:
-        one = pending.pop()
-        if isinstance(one, tuple):
-            pending += one
-        elif isinstance(one, msgspec.inspect.StructType):
-            if one.cls.__name__ not in found:
-                found[one.cls.__name__] = one.cls
-                pending += one.fields
-        elif isinstance(one, msgspec.inspect.Type | msgspec.inspect.Field):
-            pending += [getattr(one, name) for name in one.__struct_fields__]
-    return found
-
-
-def _descriptions(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """Name of each field, inherited ones included, to its description."""
-    found: dict[str, str] = {}
-    for kind in reversed(struct.__mro__):
-        if issubclass(kind, msgspec.Struct) and kind is not msgspec.Struct:
-            found |= _field_comments(kind)
-    return found
-
-
-@cache
-def _field_comments(kind: type[msgspec.Struct]) -> dict[str, str]:
-    """Name of each field to the comment after it, or to those in the lines above it."""
-    source = inspect.cleandoc(f"\n{inspect.getsource(kind)}")
-    lines = source.splitlines()
-    (body,) = ast.parse(source).body
-    found: dict[str, str] = {}
-    for field in body.body if isinstance(body, ast.ClassDef) else ():
-        if not isinstance(field, ast.AnnAssign):
-            continue
-        _, _, behind = lines[(field.end_lineno or 1) - 1][field.end_col_offset :].partition("# ")
-        first = field.lineno - 1
-        while lines[first - 1].lstrip().startswith("# "):
-            first -= 1
-        above = [line.strip().removeprefix("# ") for line in lines[first : field.lineno - 1]]
-        text = " ".join(above) or behind
-        if text:
-            found[ast.unparse(field.target)] = text
-    return found
-
-
-def section(name: str, definition: dict[str, Any]) -> str:
-    """One struct or enumeration as a section of Markdown."""
-    parts = [f"## {name}", ""]
-    if definition.get("description"):
-        parts += [_prose(definition["description"]), ""]
-    if "enum" in definition:
-        parts += ["One of " + ", ".join(f"`{value}`" for value in definition["enum"]) + ".", ""]
-        return "\n".join(parts)
-    fields = definition.get("properties") or {
-        value["title"]: value
-        for value in definition["prefixItems"]  # written as a list
-    }
-    parts += ["| field | type | meaning |", "|---|---|---|"]
-    for field, value in fields.items():
-        meaning = _prose(value.get("description", "")).replace("|", "\\|")
-        parts.append(f"| `{field}` | {_type(value)} | {meaning} |")
-    return "\n".join([*parts, ""])
-
-
-def _type(value: dict[str, Any]) -> str:
-    if "$ref" in value:
-        name = value["$ref"].rpartition("/")[2]
-        return f"[{name}](#{name.lower()})"
-    if "const" in value:
-        return f"`{value['const']}`"
-    if "enum" in value:
-        return " or ".join(f"`{choice}`" for choice in value["enum"])
-    if "anyOf" in value:
-        return " or ".join(_type(option) for option in value["anyOf"])
-    if "type" not in value:
-        return "anything"
-    if value["type"] == "array" and "prefixItems" in value:
-        return f"list of {', '.join(_type(item) for item in value['prefixItems'])}"
-    if value["type"] == "array":
-        return f"list of {_type(value['items'])}"
-    if value["type"] == "object":
-        return f"object of {_type(value.get('additionalProperties', {}))}"
-    return str(value["type"])
-
-
-def _prose(text: str) -> str:
-    """A docstring's text as Markdown."""
-    return text.replace(":class:", "").replace("``", "`")

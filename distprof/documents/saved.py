@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distprof.artefacts import REPORT_FILE, REPORT_SCHEMA
+from distprof.artefacts import REPORT_FILE
 from distprof.documents.document import Document
 from distprof.escape import plain
 from distprof.formats import RenderOptions
@@ -86,9 +86,7 @@ def _cases(report: Report, options: RenderOptions) -> Cases:
 
 REPORT = Document(
     kind=Report,
-    schema=REPORT_SCHEMA,
     noun="a report",
-    title="distprof report",
     fix="make it again with: distprof analyze SOURCE --save-report FILE",
     fix_foreign="if it is a trace, pass it to distprof analyze",
     page=_page,
@@ -96,17 +94,6 @@ REPORT = Document(
     cases=_cases,
     formats={"html": _html},
     indent=1,
-    about=f"""\
-# The saved report
-
-<!-- generated: python -m docs.build --write -->
-
-`report.json` has `"schema": "{REPORT_SCHEMA}"`. Its JSON Schema (draft 2020-12) ships with the
-package as `distprof/documents/schemas/report.schema.json`. Every field is always written. `null`
-means unknown and is never 0. Fields ending in `_ns` are integer nanoseconds, `bytes` are bytes
-(shown with decimal prefixes), and `_ratio` is 0 to 1. If the meaning of a field changes, the number
-of the schema changes.
-""",
 )
 
 

@@ -419,14 +419,12 @@ def _summary(
     quality = conclusions.quality
     if note:
         quality = replace(quality, notes=(*quality.notes, note))
-    return _Summary(
-        rank=conclusions.metadata.rank,
-        world_size=conclusions.metadata.world_size,
-        host=conclusions.metadata.host,
-        backend=conclusions.metadata.backend,
+    metadata = conclusions.metadata
+    return made_from(
+        metadata,
+        _Summary,
         device=conclusions.device,
-        groups=tuple(msgspec.Raw(msgspec.json.encode(one)) for one in conclusions.metadata.groups),
-        versions=conclusions.metadata.versions,
+        groups=tuple(msgspec.Raw(msgspec.json.encode(one)) for one in metadata.groups),
         capture_start_ns=parsed.first_ns,
         capture_end_ns=conclusions.end_ns,
         has_epoch=parsed.has_epoch,

@@ -157,22 +157,20 @@ def _jobs_of(
         wait_end = wait_ends.get(rank.rank)
         rows = len(rank.collectives)
         axis, names = _axes(rank.collectives, names_of)
-        context = replace(
-            RankContext(
-                rank=rank.rank,
-                steps=steps,
-                windows=windows,
-                wait_end_ns=np.full(rows, ABSENT, dtype=np.int64) if wait_end is None else wait_end,
-                axis=axis,
-                axis_names=names,
-                is_cpu=rank.device.name == "cpu",
-                simulated=simulated,
-                drawn=tuple(drawn),
-                drawn_pieces=min(max(pieces, FEWEST_PIECES), MOST_PIECES),
-            ),
+        context = RankContext(
+            rank=rank.rank,
+            steps=steps,
+            windows=windows,
+            wait_end_ns=np.full(rows, ABSENT, dtype=np.int64) if wait_end is None else wait_end,
+            axis=axis,
+            axis_names=names,
+            is_cpu=rank.device.name == "cpu",
+            simulated=simulated,
             collections=collections.get(rank.rank, EMPTY),
             is_corrected=isinstance(rank.tables, CorrectedTables),
             is_explained=rank.rank in explained,
+            drawn=tuple(drawn),
+            drawn_pieces=min(max(pieces, FEWEST_PIECES), MOST_PIECES),
         )
         jobs.append(_Job(path=rank.path, source=rank.tables, context=context))
     return jobs, problems

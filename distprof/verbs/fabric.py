@@ -11,8 +11,6 @@ from typing import Any
 from distprof.artefacts.fabric_file import (
     BOTH_WAYS,
     EITHER,
-    FABRIC_FILE,
-    FABRIC_SCHEMA,
     SOCKETS,
     FabricCurve,
     FabricFile,
@@ -368,10 +366,7 @@ def _page(profile: FabricFile, options: RenderOptions) -> Page:
 
 FABRIC = Document(
     kind=FabricFile,
-    schema=FABRIC_SCHEMA,
     noun="a fabric",
-    title=f"distprof {FABRIC_FILE}",
     fix="make it again with: distprof bench -o FILE",
     page=_page,
-    is_whole=False,
 )

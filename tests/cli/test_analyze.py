@@ -16,6 +16,7 @@ from distprof.cli.app import main
 from distprof.documents.saved import REPORT, load_report
 from distprof.errors import UsageError
 from distprof.sections import measure_run as measuring
+from docs.schemas import schema_of
 from tests.documents.samples import straggler
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "kineto"
@@ -50,7 +51,7 @@ def test_every_golden_trace_gives_a_report_that_fits_the_schema(
 ) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     report = analyzed(capsys, str(GOLDEN / folder), "--window", window)
-    jsonschema.Draft202012Validator(REPORT.json_schema()).validate(report)
+    jsonschema.Draft202012Validator(schema_of(REPORT)).validate(report)
     total = report["waterfall"]["all"]
     if total is None:
         assert report["verdict"]["headline"].startswith("No device activity was recorded")

@@ -16,6 +16,7 @@ from distprof.verbs.gate.show import CHECK
 from distprof.verbs.sweep import running
 from distprof.verbs.sweep.running import load_sweep
 from distprof.verbs.sweep.runs import SUMMARY
+from docs.schemas import schema_of
 
 ROOT = Path(__file__).parents[2]
 CALM = (100.0, 100.4, 99.7, 100.1, 99.9, 100.2, 99.8, 100.3)
@@ -456,7 +457,7 @@ def test_what_is_written_fits_its_schema_and_nothing_else_does(baseline, capsys)
         json.loads(Path("new.json").read_text())[0],
     )
     for kind, document in zip((CHECK, BASELINE, SUMMARY), written, strict=True):
-        validator = jsonschema.Draft202012Validator(kind.json_schema())
+        validator = jsonschema.Draft202012Validator(schema_of(kind))
         assert list(validator.iter_errors(document)) == []
         assert list(validator.iter_errors({**document, "schema": "distprof.other/2"}))
         assert list(validator.iter_errors({"schema": document["schema"]}))

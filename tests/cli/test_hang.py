@@ -11,6 +11,7 @@ import pytest
 
 from distprof.cli.app import main
 from distprof.verbs.hang.show import HANG
+from docs.schemas import schema_of
 from tests.flight_jobs import GOLDEN, GPU_ERROR, LOCK_GIL, job, op, written
 
 
@@ -119,7 +120,7 @@ def test_json_is_as_its_schema_says_and_can_be_read_back(
     assert main(["hang", str(GPU_ERROR), "--format", "json"]) == 1
     text = capsys.readouterr().out
     content = json.loads(text)
-    jsonschema.validate(content, HANG.json_schema())
+    jsonschema.validate(content, schema_of(HANG))
     assert content["schema"] == "distprof.hang/1"
     assert content["operation"]["missing"] == [12]
     assert HANG.decode(text.encode(), "x").culprits == (12, 14)

@@ -12,6 +12,7 @@ import pytest
 from distprof.cli.app import main
 from distprof.verbs.history.dataset import append, read
 from distprof.verbs.history.show import HISTORY
+from docs.schemas import schema_of
 from tests.verbs.history.samples import commits, summary
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -128,7 +129,7 @@ def test_a_metric_that_no_run_has_is_said(capsys, history):
 def test_json_is_what_its_schema_says(capsys, history, arguments):
     assert main(["history", "show", *arguments, "--history", history, "--format", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    validator = jsonschema.Draft202012Validator(HISTORY.json_schema())
+    validator = jsonschema.Draft202012Validator(schema_of(HISTORY))
     assert list(validator.iter_errors(document)) == []
     assert list(validator.iter_errors({**document, "schema": "other"}))
 

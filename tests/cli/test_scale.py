@@ -14,6 +14,7 @@ from distprof.cli.app import main
 from distprof.verbs.sweep import running
 from distprof.verbs.sweep.running import locked
 from distprof.verbs.sweep.show import SCALING
+from docs.schemas import schema_of
 from tests.processes import ended
 
 ROOT = Path(__file__).parents[2]
@@ -83,7 +84,7 @@ def test_a_sweep_from_its_command_to_its_efficiency(stand_in, capsys):
     assert [finding["code"] for finding in report["findings"]] == ["SCA102"]
     assert len(calls(stand_in)) == 9
     assert calls(stand_in)[0].startswith("run ddp --ranks 4")  # what cannot run fails at once
-    schema = SCALING.json_schema()
+    schema = schema_of(SCALING)
     jsonschema.validate(report, schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**report, "schema": "distprof.scaling/2"}, schema)

@@ -20,6 +20,7 @@ from distprof.artefacts.records import CollectivesRecord, GroupTimes, StepRecord
 from distprof.artefacts.run_file import ProbeStatus
 from distprof.cli.app import main
 from distprof.verbs.watch.show import WATCH
+from docs.schemas import schema_of
 from tests.job_folders import MS, JobFolder
 
 
@@ -71,7 +72,7 @@ def test_gpu_ranks_are_compared_by_their_collectives(
         )
     assert main(["watch", str(folder), "--once", "--alert", "slow-rank", "--format", "json"]) == 1
     found = json.loads(capsys.readouterr().out)
-    jsonschema.validate(found, WATCH.json_schema())
+    jsonschema.validate(found, schema_of(WATCH))
     (late,) = found["late"]
     assert (late["rank"], late["late_ns"], late["late_most_ns"]) == (1, 20 * MS, 20 * MS)
     assert (found["own_known_from"], found["unknown"]) == ("collectives", [])
@@ -80,7 +81,7 @@ def test_gpu_ranks_are_compared_by_their_collectives(
 def test_once_as_json_fits_its_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["watch", str(job(tmp_path)), "--once", "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    jsonschema.validate(found, WATCH.json_schema())
+    jsonschema.validate(found, schema_of(WATCH))
     assert (found["state"], found["step"], found["world_size"]) == ("completed", 99, 3)
 
 

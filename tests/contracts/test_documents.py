@@ -9,7 +9,6 @@ import json
 import pkgutil
 from collections.abc import Callable
 from importlib import import_module
-from importlib.resources import files
 from pathlib import Path
 
 import jsonschema
@@ -36,6 +35,7 @@ from distprof.verbs.plan.search import make_plan
 from distprof.verbs.sweep.measure import report_scaling
 from distprof.verbs.sweep.runs import plan_program
 from docs.documents import ALL_DOCUMENTS
+from docs.schemas import schema_file, schema_of, schema_text
 from tests.documents.samples import healthy, straggler
 from tests.flight_jobs import GPU_ERROR
 from tests.verbs.history.samples import commits
@@ -134,12 +134,12 @@ def test_its_schema_is_named_as_the_struct_names_it(document):
 
 
 def test_the_shipped_schema_is_the_generated_one(document):
-    shipped = files("distprof") / document.schema_file
-    assert shipped.read_text("utf-8") == document.schema_text()
+    shipped = schema_file(document)
+    assert shipped.read_text("utf-8") == schema_text(schema_of(document))
 
 
 def test_what_is_written_fits_the_schema_and_nothing_else_does(document: Document, sample):
-    validator = jsonschema.Draft202012Validator(document.json_schema())
+    validator = jsonschema.Draft202012Validator(schema_of(document))
     written = json.loads(document.encode(sample))
     validator.validate(written)
     assert not validator.is_valid({**written, "schema": "distprof.other/1"})

@@ -7,13 +7,14 @@ import pytest
 
 import distprof
 from distprof.documents.saved import REPORT
+from docs.schemas import schema_of
 
 PUBLIC = {"Config", "Finding", "Report", "Run"}
 """Classes whose docstrings users read with ``help()``."""
 
 STRUCTS = {
     name: definition
-    for name, definition in REPORT.json_schema()["$defs"].items()
+    for name, definition in schema_of(REPORT)["$defs"].items()
     if "properties" in definition
 }
 

@@ -102,7 +102,6 @@ HANDED_DOWN = {
     ("rules", "sections"): "rules and results, found by type, and the planner of repairs",
     ("ingest", "sections"): "what the executor maps over ranks",
     ("sections", "api"): "the mapper, for which a rank's failure affects no other rank",
-    ("formats", "documents"): "the function of a format, found by its name",
     ("ingest", "cli"): "what is told of the bytes that were read",
 }
 """Calls into a higher layer, of what that layer has handed down or registered."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
@@ -243,21 +243,36 @@ def rank_folders(path: Path) -> list[tuple[int, Path]] | None:
     return sorted((int(match[1]), Path(place)) for match, place in named if match)
 
 
+_LINES: Final[Mapping[str, tuple[str, str, type[Any]]]] = {
+    "steps": (STEPS_FILE, "distprof.steps/1", StepRecord),
+    "samples": (NVML_FILE, "distprof.nvml/1", NvmlRecord),
+    "memory": (MEMORY_FILE, "distprof.memory/1", MemoryRecord),
+    "pauses": (PAUSES_FILE, "distprof.pauses/1", Pause),
+    "collectives": (COLLECTIVES_FILE, "distprof.collectives/1", CollectivesRecord),
+}
+"""Line-based files with their schemas and records, by fields of :class:`RankAdded`."""
+
+
+def _line_files(
+    folder: Path, rank: int, names: Iterable[str], *, whole: bool = False
+) -> dict[str, GrowingFile[Any]]:
+    files = ((name, *_LINES[name]) for name in names)
+    return {
+        name: GrowingFile(folder / file, schema, kind, rank, whole=whole)
+        for name, file, schema, kind in files
+    }
+
+
+def _bad_lines(files: Mapping[str, GrowingFile[Any]]) -> int:
+    return sum(file.num_bad for file in files.values())
+
+
 class _GrowingRank:
     """The growing files of one rank."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        def lines(name: str, schema: str, kind: type[_Kind]) -> GrowingFile[_Kind]:
-            return GrowingFile(folder / name, schema, kind, rank)
-
         self._rank = rank
-        self._lines: dict[str, GrowingFile[Any]] = {  # by fields of RankAdded
-            "steps": lines(STEPS_FILE, "distprof.steps/1", StepRecord),
-            "samples": lines(NVML_FILE, "distprof.nvml/1", NvmlRecord),
-            "memory": lines(MEMORY_FILE, "distprof.memory/1", MemoryRecord),
-            "pauses": lines(PAUSES_FILE, "distprof.pauses/1", Pause),
-            "collectives": lines(COLLECTIVES_FILE, "distprof.collectives/1", CollectivesRecord),
-        }
+        self._lines = _line_files(folder, rank, _LINES)
         self._whole: dict[str, _WholeFile[Any]] = {
             "said": _WholeFile(folder / RANK_FILE, RankFile),
             "error": _WholeFile(folder / ERROR_FILE, ErrorFile),
@@ -268,7 +283,7 @@ class _GrowingRank:
 
     @property
     def num_bad(self) -> int:
-        return sum(file.num_bad for file in self._lines.values())
+        return _bad_lines(self._lines)
 
     @property
     def problems(self) -> list[str]:
@@ -294,7 +309,6 @@ class _GrowingRank:
 RECENT = 64  # steps of a rank whose durations are kept
 _MAX_STEP_NS = 10**16  # four months: not a step, but a clock that was set
 _MAX_NS = 1 << 62
-_Line = TypeVar("_Line", bound=msgspec.Struct)
 
 
 class LiveRank(msgspec.Struct, kw_only=True):
@@ -349,12 +363,6 @@ class LiveRank(msgspec.Struct, kw_only=True):
         took = sum(min(max(ns, 0), _MAX_STEP_NS) for each in step.groups for ns in each.total_ns)
         self.collectives_ns = _added(self.collectives_ns, took)
 
-    def forget(self) -> None:
-        """Start again, because another job writes to the same files."""
-        fresh = LiveRank(rank=self.rank)
-        for name in self.__struct_fields__:
-            setattr(self, name, getattr(fresh, name))
-
 
 _PHASES = ("input", "forward", "backward", "optimizer")
 # Stands for phases with names of the program's own, of which there may be any number.
@@ -368,6 +376,9 @@ _THREAD = {
 
 def _added(total: int | None, more: int | None) -> int | None:
     return total if more is None else (total or 0) + more
+
+
+_FOLLOWED = ("steps", "memory", "samples", "collectives")
 
 
 class LiveRun:
@@ -386,28 +397,28 @@ class LiveRun:
         self.ranks: dict[int, LiveRank] = {}  # rank to its totals, ascending
         # called with the rank and each step that is read, those of one rank in order
         self.on_step: Callable[[int, StepRecord], None] | None = None
-        self._files: dict[int, _Files] = {}
+        self._files: dict[int, dict[str, GrowingFile[Any]]] = {}
 
     def look(self) -> None:
         """Read what all ranks have added; files that cannot be read now are read later."""
         for rank_number, folder in rank_folders(self.path) or ():
             if rank_number not in self.ranks and len(self.ranks) < MAX_RANKS:
                 self.ranks[rank_number] = LiveRank(rank=rank_number)
-                self._files[rank_number] = _Files(folder, rank_number)
+                self._files[rank_number] = _line_files(folder, rank_number, _FOLLOWED, whole=True)
         for number, files in self._files.items():
             rank = self.ranks[number]
-            num_starts, num_bad = files.steps.num_starts, files.num_bad
-            steps = files.steps.added()
-            if num_starts and files.steps.num_starts > num_starts:
-                rank.forget()
-            for step in steps:
+            num_starts, num_bad = files["steps"].num_starts, _bad_lines(files)
+            added = {name: file.added() for name, file in files.items()}
+            if num_starts and files["steps"].num_starts > num_starts:  # by another job
+                rank = self.ranks[number] = LiveRank(rank=number)
+            for step in added["steps"]:
                 if rank.take(step) and self.on_step is not None:
                     self.on_step(number, step)
-            for record in files.collectives.added():
+            for record in added["collectives"]:
                 rank.take_collectives(record)
-            rank.memory = next(reversed(files.memory.added()), rank.memory)
-            rank.sensors = next(reversed(files.sensors.added()), rank.sensors)
-            rank.num_bad += files.num_bad - num_bad
+            rank.memory = next(reversed(added["memory"]), rank.memory)
+            rank.sensors = next(reversed(added["samples"]), rank.sensors)
+            rank.num_bad += _bad_lines(files) - num_bad
 
     @property
     def job(self) -> RunFile | None:
@@ -417,21 +428,3 @@ class LiveRun:
             return msgspec.json.decode(data, type=RunFile)
         except (OSError, *BROKEN):
             return None
-
-
-class _Files:
-    """The files of one rank that are followed."""
-
-    def __init__(self, folder: Path, rank: int) -> None:
-        def whole(name: str, schema: str, kind: type[_Line]) -> GrowingFile[_Line]:
-            return GrowingFile(folder / name, schema, kind, rank, whole=True)
-
-        self.steps = whole(STEPS_FILE, "distprof.steps/1", StepRecord)
-        self.memory = whole(MEMORY_FILE, "distprof.memory/1", MemoryRecord)
-        self.sensors = whole(NVML_FILE, "distprof.nvml/1", NvmlRecord)
-        self.collectives = whole(COLLECTIVES_FILE, "distprof.collectives/1", CollectivesRecord)
-
-    @property
-    def num_bad(self) -> int:
-        files = (self.steps, self.memory, self.sensors, self.collectives)
-        return sum(file.num_bad for file in files)

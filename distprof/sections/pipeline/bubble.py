@@ -27,6 +27,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.artefacts.record import made_from
 from distprof.costs.known_schedules import SCHEDULES
 from distprof.costs.pipeline import Orders, as_ns, orders_from, replay
 from distprof.costs.prediction import Candidate, Prediction, StageWork, predict
@@ -210,12 +211,11 @@ def _row(
 ) -> PipelinePrediction:
     makespan = round(made.makespan_ns * scale)
     useful = made.makespan_ns * (1 - made.bubble_fraction)
-    return PipelinePrediction(
+    return made_from(
+        made,
+        PipelinePrediction,
         what=what,
         change=change,
-        schedule=made.schedule,
-        num_micro_batches=made.num_micro_batches,
-        virtual_stages=made.virtual_stages,
         bubble_fraction=max(0.0, 1 - useful / makespan) if makespan else 0.0,
         step_ns=makespan + outside_ns,
         saved_ns=span_ns - makespan,

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from distprof.artefacts.record import made_from
 from distprof.bounds import table_beside
 from distprof.costs.known_schedules import SCHEDULES
 from distprof.costs.prediction import Candidate, StageWork, predict
@@ -148,18 +149,8 @@ def refill_of(pipeline: PipelineResult) -> Refill | None:
         title=title,
         done=done,
         group=group,
-        present=Candidate(
-            schedule=group.schedule,
-            num_micro_batches=group.num_micro_batches,
-            virtual_stages=group.virtual_stages,
-            keeps_stages=True,
-        ),
-        other=Candidate(
-            schedule=best.schedule,
-            num_micro_batches=best.num_micro_batches,
-            virtual_stages=best.virtual_stages,
-            keeps_stages=best.virtual_stages == group.virtual_stages,
-        ),
+        present=made_from(group, Candidate, keeps_stages=True),
+        other=made_from(best, Candidate, keeps_stages=best.virtual_stages == group.virtual_stages),
     )
 
 

@@ -93,29 +93,23 @@ _PARTS = (
 def _idle(graph: TraceGraph, sections: Sections) -> Iterator[TraceChange]:
     """Changes that remove parts of own time."""
     launched = graph.launched_in_time()
-
-    def without(
-        what: str,
-        title: str,
-        less: Mapping[Part, Int64Array],
-        delay_ns: Int64Array | None = launched,
-    ) -> TraceChange:
-        return TraceChange(what=what, title=title, less_ns=less, delay_ns=delay_ns)
-
     for what, column, title in _PARTS:
         if (whole := graph.own_ns[:, column]).any():
             delay = graph.copied_in_time(None) if column is Own.COPY else launched
-            yield without(what, title, {(column, ""): whole}, delay)
+            less = {(column, ""): whole}
+            yield TraceChange(what=what, title=title, less_ns=less, delay_ns=delay)
     named = {part: ns for part, ns in graph.parts_ns.items() if part[1] not in SAVING_TITLES}
     for name in dict.fromkeys(name for _, name in named):
         less = {part: ns for part, ns in named.items() if part[1] == name and ns.any()}
         if less:
-            yield without(f"pause {name}", f"the CPUs did not pause for {name}", less)
+            what, title = f"pause {name}", f"the CPUs did not pause for {name}"
+            yield TraceChange(what=what, title=title, less_ns=less, delay_ns=launched)
     waits = graph.own_ns[:, Own.INPUT]
     if waits.any() and sections.has_peers:
         even = _no_longer_than_peers(sections, waits[:, None])
         title = "no rank waited longer for input than its peers"
-        yield without("uneven-input", title, {(Own.INPUT, ""): waits - even})
+        less = {(Own.INPUT, ""): waits - even}
+        yield TraceChange(what="uneven-input", title=title, less_ns=less, delay_ns=launched)
 
 
 def _optimizer(graph: TraceGraph, analyses: Mapping[int, RankAnalysis]) -> Iterator[TraceChange]:

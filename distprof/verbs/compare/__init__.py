@@ -9,7 +9,6 @@ from distprof.sections.base import Result
 from distprof.sections.picture import StepPicture
 from distprof.verbs import Displayed
 
-COMPARISON_SCHEMA = "distprof.comparison/1"
 Match = Literal["same", "fused", "reshaped", "replaced", "appeared", "vanished", "rest"]
 Trend = Literal["slower", "faster", "alike", "unknown"]
 State = Literal["slower", "faster", "alike", "appeared", "vanished", "unlisted"]
@@ -146,7 +145,7 @@ class FindingChange(Record, frozen=True, kw_only=True):
 class Comparison(Displayed, Result, frozen=True, kw_only=True):
     """The comparison of two runs."""
 
-    schema: str = COMPARISON_SCHEMA  # Schema id of this document.
+    schema: str = "distprof.comparison/1"  # Schema id of this document.
     distprof_version: str  # Version of distprof that wrote it.
     first: ComparedRun  # The reference run.
     second: ComparedRun  # The run compared with it.

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
+from distprof.artefacts.record import made_from
 from distprof.documents.document import Document
 from distprof.documents.page import Page
 from distprof.documents.saved import Report
@@ -16,7 +17,6 @@ from distprof.sections.table import Column, TableView, counted, first_rows, pres
 from distprof.units import capitalized, format_bytes, format_duration, format_ratio, signed
 from distprof.verbs import part_of
 from distprof.verbs.compare import (
-    COMPARISON_SCHEMA,
     ComparedRun,
     Comparison,
     FindingChange,
@@ -396,14 +396,12 @@ def compare_reports(
 
 
 def _side(report: Report, name: str) -> Side:
-    return Side(
+    return made_from(
+        report,
+        Side,
         summary=replace(summarize_report(report), source=name),
-        kernels=report.kernels,
         num_windows=report.waterfall.num_ranks * report.waterfall.num_steps,
-        collectives=report.collectives,
-        computation=report.computation,
         problems=report.findings,
-        picture=report.picture,
     )
 
 
@@ -428,9 +426,7 @@ def _commands(comparison: Comparison) -> Iterator[tuple[str, str]]:
 
 COMPARISON = Document(
     kind=Comparison,
-    schema=COMPARISON_SCHEMA,
     noun="a comparison",
-    title="distprof compare",
     fix="make it again with: distprof compare FIRST SECOND --format json",
     page=_page,
 )

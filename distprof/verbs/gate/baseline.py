@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from distprof.artefacts.summary_file import (
-    BASELINE_SCHEMA,
     Acknowledged,
     BaselineFile,
     BaselineSession,
@@ -105,9 +104,7 @@ _DIGITS = 9  # significant digits; more would only make a review longer
 
 BASELINE = Document(
     kind=BaselineFile,
-    schema=BASELINE_SCHEMA,
     noun="a baseline",
-    title="distprof check --update-baseline",
     file="a baseline as distprof check --update-baseline writes it",
     fix="write it again with distprof check … --update-baseline, or restore it from version"
     " control",

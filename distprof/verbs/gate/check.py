@@ -37,7 +37,6 @@ from distprof.verbs.sweep.running import configuration_of, load_sweep
 from distprof.verbs.sweep.runs import parse_workload, plan_workload
 from distprof.version import __version__
 
-CHECK_SCHEMA = "distprof.check/1"
 _WORST = ("regressed", "inconclusive", "acknowledged", "passed", "improved")
 
 
@@ -67,7 +66,7 @@ class PartLoss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class CheckResult(Displayed, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The result of a check."""
 
-    schema: str = CHECK_SCHEMA  # Schema id of this document.
+    schema: str = "distprof.check/1"  # Schema id of this document.
     distprof_version: str  # Version of distprof that wrote it.
     state: State  # The worst state of the gated metrics.
     baseline: str  # File of the baseline, or the runs compared with.

@@ -15,7 +15,7 @@ from distprof.units import format_bytes, format_duration, format_ratio, signed
 from distprof.verbs import part_of
 from distprof.verbs.gate import LEVEL, NOT_BY_REPEATS
 from distprof.verbs.gate.baseline import find_metric
-from distprof.verbs.gate.check import CHECK_SCHEMA, CheckResult, MetricCheck, fails
+from distprof.verbs.gate.check import CheckResult, MetricCheck, fails
 
 _WORDS = {
     "passed": "Passed",
@@ -231,9 +231,7 @@ def _benchmark(check: MetricCheck) -> dict[str, object]:
 
 CHECK = Document(
     kind=CheckResult,
-    schema=CHECK_SCHEMA,
     noun="a check",
-    title="distprof check",
     fix="make it again with: distprof check … --format json",
     page=_page,
     cases=_cases,

@@ -43,8 +43,6 @@ class HangEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
 # The hang report ----------------------------------------------------------------------------------
 
-HANG_SCHEMA = "distprof.hang/1"
-
 
 class HangState(StrEnum):
     """State of the job according to the dumps, or to what it printed."""
@@ -159,7 +157,7 @@ class Cadence(_Record, frozen=True, kw_only=True):
 class HangReport(Displayed, _Record, frozen=True, kw_only=True):
     """Whether a job hangs, in which operation, and because of which ranks."""
 
-    schema: str = HANG_SCHEMA  # Schema id of this document.
+    schema: str = "distprof.hang/1"  # Schema id of this document.
     distprof_version: str  # Version of distprof that wrote it.
     source: str  # The input, as the user named it.
     # ``stuck``, ``in_flight`` or ``no_hang``; from output alone, ``stuck``, ``failed`` or

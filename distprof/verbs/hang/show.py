@@ -12,7 +12,7 @@ from distprof.escape import headed, short_ranks
 from distprof.formats import RenderOptions
 from distprof.sections.table import Column, TableView, counted, facts_table, present, rows_table
 from distprof.units import fold_ranks, format_duration, name_ranks
-from distprof.verbs.hang import HANG_SCHEMA, HangReport, HangState, RankPosition, StuckOperation
+from distprof.verbs.hang import HangReport, HangState, RankPosition, StuckOperation
 
 _FEW_GROUPS = 8
 _FEW_RANKS = 8
@@ -248,18 +248,8 @@ def _terminal_pages(report: HangReport, options: RenderOptions) -> Iterator[Page
 
 HANG = Document(
     kind=HangReport,
-    schema=HANG_SCHEMA,
     noun="a hang",
-    title="distprof hang",
     fix="make it again with: distprof hang DIR --format json",
     page=_page,
     terminal_pages=_terminal_pages,
-    about=f"""\
-# The hang report
-
-`distprof hang --format json` writes `"schema": "{HANG_SCHEMA}"`. Its JSON Schema (draft 2020-12)
-ships with the package as `distprof/documents/schemas/hang.schema.json`. Every field is always
-written; `null` means unknown and is never 0. Times are integer nanoseconds since the epoch on the
-clock of the rank that wrote them.
-""",
 )

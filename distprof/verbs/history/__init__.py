@@ -25,7 +25,6 @@ from distprof.verbs.gate import FEWEST_SESSIONS, Decision, decide
 from distprof.verbs.gate.baseline import METRICS, Metric
 from distprof.version import __version__
 
-HISTORY_SCHEMA = "distprof.history/1"
 State = Literal["first", "passed", "regressed", "improved", "inconclusive"]
 _LEAD = 3  # number of windows that are judged before the first point shown
 _UNITS = {"step_time": "ns", "memory": "B", "throughput": "/s", "energy": "J"}
@@ -93,7 +92,7 @@ class HistorySeries(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class History(Displayed, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A metric over commits."""
 
-    schema: str = HISTORY_SCHEMA  # Schema id of this document.
+    schema: str = "distprof.history/1"  # Schema id of this document.
     distprof_version: str  # Version of distprof that wrote it.
     source: str  # Folder or URL of the history.
     metric: str  # Name of the metric.

@@ -14,7 +14,7 @@ from distprof.formats import RenderOptions
 from distprof.sections.table import Column, Drawing, TableView, counted, present, rows_table
 from distprof.units import NS_PER_S
 from distprof.verbs.gate.show import amount, metric_text
-from distprof.verbs.history import HISTORY_SCHEMA, History, HistoryPoint, HistorySeries
+from distprof.verbs.history import History, HistoryPoint, HistorySeries
 
 _MARKED = ("regressed", "improved")
 
@@ -229,9 +229,7 @@ def _history_page(history: History, _: RenderOptions) -> Page:
 
 HISTORY = Document(
     kind=History,
-    schema=HISTORY_SCHEMA,
     noun="a history",
-    title="distprof history show",
     fix="make it again with: distprof history show --format json",
     page=_history_page,
 )

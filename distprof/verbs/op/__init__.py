@@ -43,8 +43,6 @@ from distprof.units import format_duration
 from distprof.verbs import Displayed
 from distprof.version import __version__
 
-OPERATOR_SCHEMA = "distprof.operator/1"
-
 _FEW_BLOCKS = 0.5
 """Waves below which a kernel is too small for its GPU."""
 
@@ -78,7 +76,7 @@ class Caller(Record, frozen=True, kw_only=True):
 class OperatorStory(Displayed, Result, frozen=True, kw_only=True):
     """One operator or kernel on one rank, all analysed steps together."""
 
-    schema: str = OPERATOR_SCHEMA  # Schema id of this document.
+    schema: str = "distprof.operator/1"  # Schema id of this document.
     distprof_version: str  # Version of distprof that wrote it.
     source: str  # The input, as the user named it.
     name: str  # Its full name.

@@ -13,7 +13,7 @@ from distprof.sections.computation.show import reached_text
 from distprof.sections.kernels.show import short_kernel_name
 from distprof.sections.table import Column, TableView, counted, first_rows, present, rows_table
 from distprof.units import format_bytes, format_duration, format_flop, format_ratio
-from distprof.verbs.op import OPERATOR_SCHEMA, OperatorStory
+from distprof.verbs.op import OperatorStory
 
 _FEW = 8
 
@@ -121,9 +121,7 @@ def _page(story: OperatorStory, options: RenderOptions) -> Page:
 
 OPERATOR = Document(
     kind=OperatorStory,
-    schema=OPERATOR_SCHEMA,
     noun="an operator",
-    title="distprof op",
     fix="make it again with: distprof op TRACE NAME --format json",
     page=_page,
 )

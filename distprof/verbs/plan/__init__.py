@@ -10,8 +10,6 @@ from distprof.terms import Severity, Subject
 from distprof.verbs import Displayed
 from distprof.verbs.plan.layout import Layout, Objection
 
-PLAN_SCHEMA = "distprof.plan/1"
-
 
 class MemoryParts(Record, frozen=True, kw_only=True):
     """Memory of the fullest GPU, by part."""
@@ -107,7 +105,7 @@ class ClusterFacts(Record, frozen=True, kw_only=True):
 class Plan(Displayed, Record, frozen=True, kw_only=True):
     """A plan: layouts by step time, and why others were rejected."""
 
-    schema: str = PLAN_SCHEMA  # Schema id of this document.
+    schema: str = "distprof.plan/1"  # Schema id of this document.
     version: str  # Version of distprof.
     model: ModelFacts  # The model.
     cluster: ClusterFacts  # The cluster.
@@ -120,9 +118,6 @@ class Plan(Displayed, Record, frozen=True, kw_only=True):
     rejections: tuple[Rejection, ...]  # Reasons for rejection, most frequent first.
     objections: tuple[str, ...]  # Objections to the requested layout.
     assumptions: tuple[str, ...]  # Assumptions of the estimate, one sentence each.
-
-
-LINT_SCHEMA = "distprof.plan-lint/1"
 
 
 class ConfigurationResult(Record, Evidence, frozen=True, kw_only=True):
@@ -156,7 +151,7 @@ class ConfigurationFinding(Record, frozen=True, kw_only=True):
 class Lint(Record, frozen=True, kw_only=True):
     """Problems and costs of a configuration."""
 
-    schema: str = LINT_SCHEMA  # Schema id of this document.
+    schema: str = "distprof.plan-lint/1"  # Schema id of this document.
     version: str  # Version of distprof.
     source: str  # The configuration file.
     kind: str  # Program that the configuration is for.

@@ -27,7 +27,7 @@ from distprof.sections.efficiency.models import SHAPE_KEYS
 from distprof.sections.table import counted
 from distprof.terms import Severity
 from distprof.units import format_bytes, format_duration, format_ratio
-from distprof.verbs.plan import LINT_SCHEMA, ConfigurationFinding, ConfigurationResult, Lint
+from distprof.verbs.plan import ConfigurationFinding, ConfigurationResult, Lint
 from distprof.verbs.plan.estimate import estimate, footprint
 from distprof.verbs.plan.layout import (
     LAYOUT_KEYS,
@@ -285,14 +285,13 @@ def check_layout(
         run_rules([result], limits).findings,
         key=lambda finding: (-finding.severity.rank, finding.code),
     )
-    return Lint(
+    return made_from(
+        file,
+        Lint,
         version=__version__,
-        source=file.source,
-        kind=file.kind,
         layout=layout,
         findings=tuple(made_from(finding, ConfigurationFinding) for finding in findings),
         estimate=result.estimate,
-        not_read=file.not_read,
         assumptions=assumptions(question),
     )
 
@@ -388,9 +387,7 @@ def _cases(lint: Lint, _: RenderOptions) -> Cases:
 
 LINT = Document(
     kind=Lint,
-    schema=LINT_SCHEMA,
     noun="a plan",
-    title="distprof plan --lint",
     fix="make it again with: distprof plan --lint FILE --format json",
     page=_page,
     cases=_cases,

@@ -10,7 +10,7 @@ from distprof.documents.page import Page
 from distprof.formats import RenderOptions
 from distprof.sections.table import Column, TableView, counted, present, rows_table
 from distprof.units import format_bandwidth, format_bytes, format_duration, format_ratio
-from distprof.verbs.plan import PLAN_SCHEMA, Estimate, Plan
+from distprof.verbs.plan import Estimate, Plan
 from distprof.verbs.plan.layout import Layout
 
 _FEW = 10
@@ -172,9 +172,7 @@ def _page(plan: Plan, options: RenderOptions) -> Page:
 
 PLAN = Document(
     kind=Plan,
-    schema=PLAN_SCHEMA,
     noun="a plan",
-    title="distprof plan",
     fix="make it again with: distprof plan … --format json",
     page=_page,
 )

@@ -116,15 +116,12 @@ class ScalingResult(Result, frozen=True, kw_only=True):
     laws: tuple[ScalingLaw, ...] = ()  # The laws that could be fitted.
 
 
-SCALING_SCHEMA = "distprof.scaling/1"
-
-
 class ScalingReport(
     Displayed, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 ):
     """A sweep: its result, its findings, and its runs."""
 
-    schema: str = SCALING_SCHEMA  # Schema id of this document.
+    schema: str = "distprof.scaling/1"  # Schema id of this document.
     distprof_version: str  # Version of distprof that wrote it.
     source: str  # The input, as the user named it.
     fingerprint: Fingerprint  # Fingerprint of the smallest run.

@@ -27,7 +27,7 @@ from distprof.artefacts import RUN_FILE
 from distprof.artefacts.files import write_atomically
 from distprof.artefacts.record import grouped
 from distprof.artefacts.run_file import RunFile
-from distprof.artefacts.summary_file import SWEEP_FILE, SWEEP_SCHEMA, SweepFile, SweepRun
+from distprof.artefacts.summary_file import SWEEP_FILE, SweepFile, SweepRun
 from distprof.bounds import read_plain
 from distprof.documents.document import Document
 from distprof.errors import InputError, UsageError, explaining
@@ -169,13 +169,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 SWEEP = Document(
     kind=SweepFile,
-    schema=SWEEP_SCHEMA,
     noun="a sweep",
     file="a sweep as distprof scale writes it",
-    title=f"distprof {SWEEP_FILE}",
     fix="its runs are intact: use distprof scale --from FOLDER, or start again in a new folder",
     indent=1,
-    is_whole=False,
     max_bytes=1 << 24,
 )
 

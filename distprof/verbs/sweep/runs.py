@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from distprof.artefacts.summary_file import SUMMARY_SCHEMA, SummaryFile, SweepFile, SweepRun
+from distprof.artefacts.summary_file import SummaryFile, SweepFile, SweepRun
 from distprof.documents.document import Document, write_file
 from distprof.errors import UsageError
 from distprof.kernel import available_processors
@@ -31,9 +31,7 @@ _FIELDS = {"tokens": "tokens_per_step", "samples": "samples_per_step"}
 
 SUMMARY = Document(
     kind=SummaryFile,
-    schema=SUMMARY_SCHEMA,
     noun="a summary",
-    title="distprof scale --save-summaries",
     fix="make it again with: distprof scale --save-summaries FILE",
     indent=1,
 )

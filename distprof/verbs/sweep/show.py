@@ -15,7 +15,6 @@ from distprof.units import fill, format_duration, format_ratio, signed
 from distprof.verbs import PARTS
 from distprof.verbs.sweep import (
     CAUSES,
-    SCALING_SCHEMA,
     ScalingLaw,
     ScalingLoss,
     ScalingPrediction,
@@ -327,9 +326,7 @@ def _page(report: ScalingReport, options: RenderOptions) -> Page:
 
 SCALING = Document(
     kind=ScalingReport,
-    schema=SCALING_SCHEMA,
     noun="a sweep",
-    title="distprof scale",
     fix="make it again with: distprof scale --from DIR --format json",
     page=_page,
 )

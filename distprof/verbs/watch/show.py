@@ -25,8 +25,6 @@ from distprof.units import (
 from distprof.verbs import Displayed
 from distprof.verbs.watch import ON, WINDOW
 
-WATCH_SCHEMA = "distprof.watch/1"
-ALERT_SCHEMA = "distprof.alert/1"
 JobState = Literal["waiting", "running", "stalled", "completed", "failed", "interrupted"]
 ENDED: tuple[JobState, ...] = ("completed", "failed", "interrupted")
 
@@ -34,7 +32,7 @@ ENDED: tuple[JobState, ...] = ("completed", "failed", "interrupted")
 class Alert(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A condition that began or ended, as it is delivered."""
 
-    schema: str = ALERT_SCHEMA  # ``distprof.alert/1``.
+    schema: str = "distprof.alert/1"  # ``distprof.alert/1``.
     distprof_version: str  # Version of distprof that wrote it.
     # ``raised`` when the condition began; ``cleared`` when it ended.
     state: Literal["raised", "cleared"]
@@ -125,7 +123,7 @@ class ProbeCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class WatchReport(Displayed, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A job at one moment. Windows are the last 40 steps that all ranks have reported."""
 
-    schema: str = WATCH_SCHEMA  # ``distprof.watch/1``.
+    schema: str = "distprof.watch/1"  # ``distprof.watch/1``.
     distprof_version: str  # Version of distprof that wrote it.
     source: str  # The run directory.
     time_ns: int  # When the watcher looked, ns since the epoch.
@@ -398,18 +396,14 @@ def one_line(report: WatchReport) -> str:
 
 WATCH = Document(
     kind=WatchReport,
-    schema=WATCH_SCHEMA,
     noun="a watched job",
-    title="distprof watch --once --format json",
     fix="look again: distprof watch DIR --once --format json -o FILE",
     page=_page,
 )
 
 ALERT = Document(
     kind=Alert,
-    schema=ALERT_SCHEMA,
     noun="an alert",
-    title="what distprof watch --alert delivers",
     fix="alerts are written by distprof watch --webhook and --exec",
     indent=0,
 )

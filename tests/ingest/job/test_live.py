@@ -116,7 +116,7 @@ def test_a_line_without_end_takes_no_memory(job, monkeypatch):
         stream.write(b"x" * 5_000)
     for _ in range(3):
         run.look()
-        assert len(run._files[0].steps._rest) < 1_000
+        assert len(run._files[0]["steps"]._rest) < 1_000
     with steps_file(job).open("ab") as stream:
         stream.write(b"\n" + line(2))
     run.look()

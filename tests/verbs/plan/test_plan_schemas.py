@@ -11,6 +11,7 @@ import pytest
 from distprof.cli.app import main
 from distprof.verbs.plan.lint import LINT
 from distprof.verbs.plan.show import PLAN
+from docs.schemas import schema_of
 
 FILES = Path(__file__).parent / "jobs_of_others"
 LAYOUTS = ["plan", "--model", "llama3-8b", "--gpus", "16"]
@@ -28,7 +29,7 @@ LAYOUTS = ["plan", "--model", "llama3-8b", "--gpus", "16"]
 def test_what_is_written_fits_its_schema_and_nothing_else_does(arguments, kind, capsys):
     main([*arguments, "--format", "json"])
     document = json.loads(capsys.readouterr().out)
-    schema = kind.json_schema()
+    schema = schema_of(kind)
     validator = jsonschema.Draft202012Validator(schema)
     assert list(validator.iter_errors(document)) == []
     assert list(validator.iter_errors({**document, "schema": "distprof.plan/2"}))
