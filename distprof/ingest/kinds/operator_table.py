@@ -44,6 +44,8 @@ _SAME = 0.01
 _TOTALS = ("self_cpu_ns", "self_device_ns")
 _MOST_TABLES = 3  # after the first
 _LONGEST = 4_000  # characters of a header
+_PRINT_ONCE = ("nsys stats", "nvprof")  # each table in a run, so a second one is of another run
+_ONLY_FIRST = "Of several runs or processes, the first is read: keep each in a file of its own."
 _SUMS = ("total", "sum")  # names of rows that are no operators
 _TEXTS = ("Name", "Overload Name", "Full Name", "Input Shapes", "Source Location")
 _CALLS = ("# of Calls", "Number of Calls", "Calls", "Occurrences")
@@ -164,13 +166,15 @@ def _listed(source: str, text: str, header: re.Match[str], layout: _Layout) -> O
     unit, printed = (_PATTERNS[name].search(text) for name in ("unit", "whole"))
     body = sections[0][2] if sections else text[header.end() :]
     first, *others = _PATTERNS["next_table"].split(body)  # one of other columns is left out
-    body = "\n".join([first, *filter(header.re.match, others)])
+    alike = [*filter(header.re.match, others)]
+    head = header[0].split() if layout.program.startswith(_PRINT_ONCE) else None
+    kept = [*takewhile(lambda one: one.partition("\n")[0].split() != head, alike)]
     named = (header.groupdict().get("unit") or layout.unit).lower()
     scale = 1e9 * float(unit[1]) if unit else _NS[named]
     are_kernels = "all" not in row.groupindex
     found: dict[str, TableOperator] = {}
     whole = _Whole()
-    for match in filter(None, map(row.fullmatch, body.splitlines())):
+    for match in filter(None, map(row.fullmatch, "\n".join([first, *kept]).splitlines())):
         name = match["name"].strip()[:MAX_NAME]
         own = _scaled(match["own"], scale)
         inside = own if are_kernels else _scaled(match["all"], scale)
@@ -188,18 +192,17 @@ def _listed(source: str, text: str, header: re.Match[str], layout: _Layout) -> O
             device_ns=own * are_kernels,
         )
     if not 0 < len(found) <= MAX_ROWS:
-        what = layout.program.partition(",")[0]
-        read = f"the header of {what}, and {len(found):,} readable rows below it"
+        read = f"the header of {layout.program.split(',')[0]}, and {len(found):,} readable rows"
         refusing("a table with its rows", "keep the rows below the header")(source, read)
     total = _scaled(printed[1], 1e9) if printed else None if are_kernels else whole.ns
     longest = max(one.cpu_ns for one in found.values()) if layout.is_tree else 0
     listed = sum(one.self_device_ns for one in found.values())  # of several tables
-    cpu_ns = sections[0][1] if sections else total or longest or total
     return OperatorTable(
         operators=tuple(found.values()),
         device=layout.device if are_kernels else "",
-        self_cpu_ns=cpu_ns,
+        self_cpu_ns=sections[0][1] if sections else total or longest or total,
         self_device_ns=max(whole.ns, listed) if are_kernels and whole.ns else None,
+        notes=(_ONLY_FIRST,) * (len(kept) < len(alike)),
         is_from_top=bool(header[0]),
         actions=tuple(section[:2] for section in sections),
     )
