@@ -44,7 +44,6 @@ _SAME = 0.01
 _TOTALS = ("self_cpu_ns", "self_device_ns")
 _MOST_TABLES = 3  # after the first
 _LONGEST = 4_000  # characters of a header
-_PRINT_ONCE = ("nsys stats", "nvprof")  # each table in a run, so a second one is of another run
 _ONLY_FIRST = "Of several runs or processes, the first is read: keep each in a file of its own."
 _SUMS = ("total", "sum")  # names of rows that are no operators
 _TEXTS = ("Name", "Overload Name", "Full Name", "Input Shapes", "Source Location")
@@ -167,8 +166,8 @@ def _listed(source: str, text: str, header: re.Match[str], layout: _Layout) -> O
     body = sections[0][2] if sections else text[header.end() :]
     first, *others = _PATTERNS["next_table"].split(body)  # one of other columns is left out
     alike = [*filter(header.re.match, others)]
-    head = header[0].split() if layout.program.startswith(_PRINT_ONCE) else None
-    kept = [*takewhile(lambda one: one.partition("\n")[0].split() != head, alike)]
+    head = header[0].split() if layout.program.startswith(("nsys stats", "nvprof")) else None
+    kept = [*takewhile(lambda one: one.partition("\n")[0].split() != head, alike)]  # of one run
     named = (header.groupdict().get("unit") or layout.unit).lower()
     scale = 1e9 * float(unit[1]) if unit else _NS[named]
     are_kernels = "all" not in row.groupindex
@@ -249,6 +248,8 @@ def _operators(source: str, every: Sequence[str], num_before: int = 0) -> Operat
         num_broken += made is None and "0.000us" not in row.values()  # [memory] has no time
         if made is not None and made.name.lower() not in _SUMS:
             operators.append(made)
+    if any(_PATTERNS["negative"].match(row.get(f"Self {device} %", "")) for row in rows):
+        _refuse(source, "own times of the GPU below 0, so that its times are wrong")
     if not operators:
         _refuse(source, f"no readable row, {num_broken:,} unreadable rows")
     notes += [f"Unreadable rows, skipped: {num_broken:,}."] * (num_broken > 0)

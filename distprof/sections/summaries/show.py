@@ -187,6 +187,7 @@ _FEW_CALLS, _COLD_CALLS = 2, 10
 _MANY_CALLS, _SHORT_NS, _SPAN_NS = 10_000, 5_000, 100_000
 """Kernels or copies this short, or with so little CPU time each, wait for their launches."""
 
+_OWN_BUFFERS = _TABLE["work"]["the profiler's own buffers"]
 _FOLDERS = re.compile(_TABLE["longer"])
 
 _FEWEST_ROWS = 2
@@ -209,13 +210,9 @@ def summaries_verdict(report: Report) -> VerdictText:
 
 def _is_alone(report: Report) -> bool:
     """Whether the report holds only other tools' tables of collectives, input or operators."""
-    summarised = bool(
-        report.collective_summary.classes
-        or report.input_readiness.num_samples
-        or report.scaling_table.counts
-        or report.operator_table.num_rows
-    )
-    return summarised and not (report.training_log.origin or is_recorded(report))
+    ranks = report.collective_summary.classes, report.input_readiness.num_samples
+    others = report.scaling_table.counts, report.operator_table.num_rows
+    return any((*ranks, *others)) and not (report.training_log.origin or is_recorded(report))
 
 
 def summaries_origin(report: Report) -> str:
@@ -393,6 +390,7 @@ def _known_work(result: OperatorTableResult) -> list[str]:
     if {*re.findall(r"[a-z]{5,}", what)} & {*re.findall(r"[a-z]{5,}", action.lower())}:
         return []  # it is the action itself
     share = "Most" if 2 * spent[what] >= total else "The largest known part"
+    share = share if result.self_cpu_ns else f"Of the rows shown, {share[0].lower()}{share[1:]}"
     where = f"the time{calls}" if (calls := _in_calls(result)) else "the CPU's time"
     where = f"the time of {shorten(action, _MAX_NAME)}" if action else where
     of = f"{format_duration(total)} ({format_ratio(spent[what] / total)})"
@@ -445,7 +443,7 @@ def _of_the_top(result: OperatorTableResult) -> list[str]:
     on_gpu = result.self_device_ns or 0
     own = max((part.device_ns for part in result.parts if part.num_calls), default=0)
     is_longer = own * cpu_ns > max(known.values(), default=0) * on_gpu
-    is_gpu = bool(result.parts) and (on_gpu > 2 * cpu_ns or is_longer)
+    is_gpu = bool(result.parts) and (on_gpu > _NEARLY * cpu_ns or is_longer)
     known = {} if is_gpu else known
     name = max(known, key=lambda one: known[one], default="")
     if top:
@@ -624,8 +622,10 @@ def _shown_of_cpu(result: OperatorTableResult) -> float:
 
 def _busy_ratio(result: OperatorTableResult) -> float | None:
     """Time of kernels relative to that of the CPU; None if the table does not show both."""
-    cpu_ns = result.self_cpu_ns
-    if not cpu_ns or _shown_of_cpu(result) < MIN_LISTED_RATIO:
+    own_ns = sum(row.self_cpu_ns for row in result.rows if re.search(_OWN_BUFFERS, row.name))
+    if (cpu_ns := (result.self_cpu_ns or 0) - own_ns) <= 0 or _shown_of_cpu(
+        result
+    ) < MIN_LISTED_RATIO:
         return None
     if result.self_device_ns:
         return result.self_device_ns / ((result.step_ns or 0) * (result.num_steps or 0) or cpu_ns)
@@ -764,6 +764,5 @@ def _of_top(top: TableRow) -> list[str]:
 
 def _cut(chip: str, listed: float, *, is_known: bool = False) -> str:
     """What a table without most of its rows leaves open: all, unless one of them says enough."""
-    left = min(1 - listed, 0.999)  # never rounded to all
     kind, by = "cut, but known" if is_known else "cut", "cpu" if chip == "CPU" else "cuda"
-    return _say(kind, chip=chip, ratio=listed, left=left, by=by)
+    return _say(kind, chip=chip, ratio=listed, left=min(1 - listed, 0.999), by=by)  # never all
