@@ -37,6 +37,7 @@ MAX_NAME = 300
 _SNIFFED_BYTES = 1 << 16
 _PATTERNS = patterns_beside(__package__, "operator_table.toml")
 _LIBRARIES = ("nccl", "rccl", "c10d", "oneccl", "hccl", "hcom_")
+_COLLECTIVES = ("allreduce", "allgather", "reducescatter", "alltoall", "alltoallv")
 _MOST_ERROR = 0.25
 """A share that is rounded more coarsely does not show the total, not even roughly."""
 _SAME = 0.01
@@ -403,7 +404,8 @@ def _shares(row: Mapping[str, str], what: str) -> Iterator[tuple[str, str]]:
 
 def _kind(name: str) -> CollectiveKind:
     kind: CollectiveKind = classifier_for(CommunicationConfig()).verdict(name).kind
-    if any(library in name.lower() for library in _LIBRARIES):
+    low = name.lower()
+    if low.replace("_", "") in _COLLECTIVES or any(library in low for library in _LIBRARIES):
         return collective_kind(name) or kind
     return kind
 

@@ -528,8 +528,7 @@ def _of_one_row(result: OperatorTableResult) -> list[str]:
     spent = {"spent": top.self_cpu_ns, "of": whole}
     if re.match(r"(?:threading|queue|selectors)\.py\(\d+\): (?:wait|get|select|join)", top.name):
         return [_say("idle_thread", name=_named(top), **spent)]
-    said = _say("itself", name=_named(top), ratio=ratio, where=where, **spent)
-    return [said, *_advised(top)]
+    return [_say("itself", name=_named(top), ratio=ratio, where=where, **spent), *_advised(top)]
 
 
 def _around(result: OperatorTableResult) -> list[str]:
@@ -723,8 +722,7 @@ def _most(result: OperatorTableResult, first: TablePart) -> list[str]:
         spent = top.self_device_ns
         kind = "copies alone" if is_alone else "most" if is_most else "longest shown"
         share = _share(spent, whole) + _described(top, spent)
-        said = _say(kind, name=_named(top), chip=chip, share=share)
-        return [said, *also, *_of_top(top)]
+        return [_say(kind, name=_named(top), chip=chip, share=share), *also, *_of_top(top)]
     is_part = len(result.rows) > 1 and spent > top.self_device_ns >= MIN_WORK_RATIO * whole
     each = f", of which {_named(top)} takes {format_duration(top.self_device_ns)}" * is_part
     most = "Most" if 2 * spent >= whole else "The largest part"
