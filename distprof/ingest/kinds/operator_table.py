@@ -37,6 +37,7 @@ MAX_NAME = 300
 _SNIFFED_BYTES = 1 << 16
 _PATTERNS = patterns_beside(__package__, "operator_table.toml")
 _LIBRARIES = ("nccl", "rccl", "c10d", "oneccl", "hccl", "hcom_")
+_COLLECTIVES = ("allreduce", "allgather", "reducescatter", "alltoall", "alltoallv")
 _MOST_ERROR = 0.25
 """A share that is rounded more coarsely does not show the total, not even roughly."""
 _SAME = 0.01
@@ -44,6 +45,7 @@ _SAME = 0.01
 _TOTALS = ("self_cpu_ns", "self_device_ns")
 _MOST_TABLES = 3  # after the first
 _LONGEST = 4_000  # characters of a header
+_ONLY_FIRST = "Of several runs or processes, the first is read: keep each in a file of its own."
 _SUMS = ("total", "sum")  # names of rows that are no operators
 _TEXTS = ("Name", "Overload Name", "Full Name", "Input Shapes", "Source Location")
 _CALLS = ("# of Calls", "Number of Calls", "Calls", "Occurrences")
@@ -164,13 +166,15 @@ def _listed(source: str, text: str, header: re.Match[str], layout: _Layout) -> O
     unit, printed = (_PATTERNS[name].search(text) for name in ("unit", "whole"))
     body = sections[0][2] if sections else text[header.end() :]
     first, *others = _PATTERNS["next_table"].split(body)  # one of other columns is left out
-    body = "\n".join([first, *filter(header.re.match, others)])
+    alike = [*filter(header.re.match, others)]
+    head = header[0].split() if layout.program.startswith(("nsys stats", "nvprof")) else None
+    kept = [*takewhile(lambda one: one.partition("\n")[0].split() != head, alike)]  # of one run
     named = (header.groupdict().get("unit") or layout.unit).lower()
     scale = 1e9 * float(unit[1]) if unit else _NS[named]
     are_kernels = "all" not in row.groupindex
     found: dict[str, TableOperator] = {}
     whole = _Whole()
-    for match in filter(None, map(row.fullmatch, body.splitlines())):
+    for match in filter(None, map(row.fullmatch, "\n".join([first, *kept]).splitlines())):
         name = match["name"].strip()[:MAX_NAME]
         own = _scaled(match["own"], scale)
         inside = own if are_kernels else _scaled(match["all"], scale)
@@ -188,18 +192,17 @@ def _listed(source: str, text: str, header: re.Match[str], layout: _Layout) -> O
             device_ns=own * are_kernels,
         )
     if not 0 < len(found) <= MAX_ROWS:
-        what = layout.program.partition(",")[0]
-        read = f"the header of {what}, and {len(found):,} readable rows below it"
+        read = f"the header of {layout.program.split(',')[0]}, and {len(found):,} readable rows"
         refusing("a table with its rows", "keep the rows below the header")(source, read)
     total = _scaled(printed[1], 1e9) if printed else None if are_kernels else whole.ns
     longest = max(one.cpu_ns for one in found.values()) if layout.is_tree else 0
     listed = sum(one.self_device_ns for one in found.values())  # of several tables
-    cpu_ns = sections[0][1] if sections else total or longest or total
     return OperatorTable(
         operators=tuple(found.values()),
         device=layout.device if are_kernels else "",
-        self_cpu_ns=cpu_ns,
+        self_cpu_ns=sections[0][1] if sections else total or longest or total,
         self_device_ns=max(whole.ns, listed) if are_kernels and whole.ns else None,
+        notes=(_ONLY_FIRST,) * (len(kept) < len(alike)),
         is_from_top=bool(header[0]),
         actions=tuple(section[:2] for section in sections),
     )
@@ -246,6 +249,8 @@ def _operators(source: str, every: Sequence[str], num_before: int = 0) -> Operat
         num_broken += made is None and "0.000us" not in row.values()  # [memory] has no time
         if made is not None and made.name.lower() not in _SUMS:
             operators.append(made)
+    if any(_PATTERNS["negative"].match(row.get(f"Self {device} %", "")) for row in rows):
+        _refuse(source, "own times of the GPU below 0, so that its times are wrong")
     if not operators:
         _refuse(source, f"no readable row, {num_broken:,} unreadable rows")
     notes += [f"Unreadable rows, skipped: {num_broken:,}."] * (num_broken > 0)
@@ -399,7 +404,8 @@ def _shares(row: Mapping[str, str], what: str) -> Iterator[tuple[str, str]]:
 
 def _kind(name: str) -> CollectiveKind:
     kind: CollectiveKind = classifier_for(CommunicationConfig()).verdict(name).kind
-    if any(library in name.lower() for library in _LIBRARIES):
+    low = name.lower()
+    if low.replace("_", "") in _COLLECTIVES or any(library in low for library in _LIBRARIES):
         return collective_kind(name) or kind
     return kind
 

@@ -773,9 +773,7 @@ class _Said(NamedTuple):
         own = _PATTERNS["fillers"].sub("", label)
         is_listed = _PATTERNS["listed"].search(words)
         others = _PATTERNS["markup"].search(self.before), _PATTERNS["of_steps"].match(label)
-        if not is_listed or any(others):
-            return ""
-        return label if any(map(str.isalpha, own)) else ""
+        return label if is_listed and not any(others) and any(map(str.isalpha, own)) else ""
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -851,6 +849,8 @@ def _said_in(line: str, title: str) -> Iterator[_Said]:
 def _speed(cell: str, *says: str) -> tuple[str, float] | None:
     """The kind of a speed in a cell, whose unit others may say, and the speed; None without."""
     kind = next(filter(None, map(_head_kind, says)), "")
+    unit = _PATTERNS["unit_of_head"].search(" ".join(says[:2]))
+    cell = f"{cell} {unit[1]}" if unit and _number(cell.strip("~≈ ")) else cell
     if printed := next(_values(cell), None):
         is_of_step = any(map(_PATTERNS["of_iterations"].search, says)) and printed.kind == "time"
         return "iterations" if is_of_step else printed.kind, printed.per_s

@@ -418,3 +418,9 @@ class LightningGrammar(Grammar):
         seconds += sum(each for name, each in whole.items() if name.endswith(_NEXT))
         self.add(Row(iteration=count, duration_ns=s_to_ns(seconds), span=count))
         self.add_seconds(whole)
+        once = ((m * num, num, n) for n, (m, num) in means.items() if m and n not in whole)
+        spent, num, name = max((one for one in once if one[2][:4] != "run_"), default=(0.0, 0, ""))
+        if 2 * spent > seconds * count:  # a third of all
+            share = format_ratio(spent / (spent + seconds * count))
+            took = format_duration(round(spent * 1e9))
+            self.notes.append(NOTES["outside"].format(name, share, took, num))

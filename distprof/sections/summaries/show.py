@@ -177,8 +177,8 @@ MIN_BUSY_RATIO = 0.4
 MIN_LISTED_RATIO = 0.5
 """Below this share of the whole, a table does not show what takes most."""
 _NEARLY, _ALSO, _DIFFERS = 0.8, 1.1, 1.2
-MIN_NAMED_RATIO, MIN_LAUNCH_RATIO = 0.08, 0.05
-"""Share of the CPU's time from which a name, and launches of kernels, are worth a sentence."""
+MIN_NAMED_RATIO, MIN_LAUNCH_RATIO, MIN_ALSO_RATIO = 0.08, 0.05, 0.15
+"""Share of the CPU's time from which a name, launches and other kernels are worth a sentence."""
 
 _STEP = "ProfilerStep"
 _ORDINALS = ("second", "third", "fourth")
@@ -187,6 +187,7 @@ _FEW_CALLS, _COLD_CALLS = 2, 10
 _MANY_CALLS, _SHORT_NS, _SPAN_NS = 10_000, 5_000, 100_000
 """Kernels or copies this short, or with so little CPU time each, wait for their launches."""
 
+_OWN_BUFFERS = _TABLE["work"]["the profiler's own buffers"]
 _FOLDERS = re.compile(_TABLE["longer"])
 
 _FEWEST_ROWS = 2
@@ -209,13 +210,9 @@ def summaries_verdict(report: Report) -> VerdictText:
 
 def _is_alone(report: Report) -> bool:
     """Whether the report holds only other tools' tables of collectives, input or operators."""
-    summarised = bool(
-        report.collective_summary.classes
-        or report.input_readiness.num_samples
-        or report.scaling_table.counts
-        or report.operator_table.num_rows
-    )
-    return summarised and not (report.training_log.origin or is_recorded(report))
+    ranks = report.collective_summary.classes, report.input_readiness.num_samples
+    others = report.scaling_table.counts, report.operator_table.num_rows
+    return any((*ranks, *others)) and not (report.training_log.origin or is_recorded(report))
 
 
 def summaries_origin(report: Report) -> str:
@@ -371,20 +368,18 @@ def _known_work(result: OperatorTableResult) -> list[str]:
     """What takes most of the CPU's time, if a row tells; else the deepest function that does."""
     rows = sorted(result.rows, key=lambda row: row.cpu_ns)
     total = _cpu_whole(result)
-    is_one = not result.self_cpu_ns and len({row.name for row in rows}) < _FEWEST_ROWS
-    if total is None or is_one:
+    if total is None or not (result.self_cpu_ns or len({row.name for row in rows}) >= _FEWEST_ROWS):
         return []
-    each = _by_name(result)
+    each = {name: min(ns, total) for name, ns in _by_name(result).items()}
     spent = {
         what: max((ns for name, ns in each.items() if re.search(known, name)), default=0)
         for what, known in _TABLE["work"].items()
     }
-    spent = {what: min(ns, total) for what, ns in spent.items()}
     outside = [row.self_cpu_ns for row in rows if row.name.startswith(_STEP)]
     spent["Python code outside of operators"] = sum(outside)
     longest = max(row.self_cpu_ns for row in rows)
     for row in rows:
-        calls_others = re.search(r":\d{1,6}\(", row.name) and row.cpu_ns >= 2 * longest
+        calls_others = re.search(_TABLE["place"], row.name) and row.cpu_ns >= 2 * longest
         if calls_others and 2 * row.cpu_ns >= total and max(spent.values()) < total / 3:
             spent[f"{_named(row)} and what it calls"] = row.cpu_ns
     most = max(spent.values())
@@ -395,6 +390,7 @@ def _known_work(result: OperatorTableResult) -> list[str]:
     if {*re.findall(r"[a-z]{5,}", what)} & {*re.findall(r"[a-z]{5,}", action.lower())}:
         return []  # it is the action itself
     share = "Most" if 2 * spent[what] >= total else "The largest known part"
+    share = share if result.self_cpu_ns else f"Of the rows shown, {share[0].lower()}{share[1:]}"
     where = f"the time{calls}" if (calls := _in_calls(result)) else "the CPU's time"
     where = f"the time of {shorten(action, _MAX_NAME)}" if action else where
     of = f"{format_duration(total)} ({format_ratio(spent[what] / total)})"
@@ -446,9 +442,8 @@ def _of_the_top(result: OperatorTableResult) -> list[str]:
     known = {name: ns for name, ns in each.items() if ns < _NEARLY * cpu_ns}
     on_gpu = result.self_device_ns or 0
     own = max((part.device_ns for part in result.parts if part.num_calls), default=0)
-    is_gpu = bool(result.parts) and (
-        on_gpu > 2 * cpu_ns or own * cpu_ns > max(known.values(), default=0) * on_gpu
-    )
+    is_longer = own * cpu_ns > max(known.values(), default=0) * on_gpu
+    is_gpu = bool(result.parts) and (on_gpu > _NEARLY * cpu_ns or is_longer)
     known = {} if is_gpu else known
     name = max(known, key=lambda one: known[one], default="")
     if top:
@@ -503,8 +498,7 @@ def _advice(what: str, result: OperatorTableResult) -> list[str]:
         what = "Python code, and no loading of data"
     if what == _LAUNCHING and (launches := _launches(result)):
         return launches
-    told = fill(_TABLE["advice"].get(what, ""), loader=loader)
-    return [told] if told else []
+    return [fill(told, loader=loader) for told in (_TABLE["advice"].get(what),) if told]
 
 
 def _of_step(result: OperatorTableResult) -> list[str]:
@@ -534,8 +528,7 @@ def _of_one_row(result: OperatorTableResult) -> list[str]:
     spent = {"spent": top.self_cpu_ns, "of": whole}
     if re.match(r"(?:threading|queue|selectors)\.py\(\d+\): (?:wait|get|select|join)", top.name):
         return [_say("idle_thread", name=_named(top), **spent)]
-    said = _say("itself", name=_named(top), ratio=ratio, where=where, **spent)
-    return [said, *_advised(top)]
+    return [_say("itself", name=_named(top), ratio=ratio, where=where, **spent), *_advised(top)]
 
 
 def _around(result: OperatorTableResult) -> list[str]:
@@ -583,7 +576,7 @@ def _cpu_rows(result: OperatorTableResult) -> list[str]:
         known = [*known, _cut(what, shown, is_known=bool(known))]
     elif field != "self_cpu_ns" and len(rows) >= _FEWEST_ROWS:
         most = _SAME_SPEED * whole if whole else max(row.cpu_ns for row in rows) + 1
-        parts = [row for row in rows if row.num_calls != 1 or row.cpu_ns < most]  # not the whole
+        parts = [row for row in rows if row.num_calls > 1 or row.cpu_ns < most]  # not the whole
         calls = [row for row in parts if not row.name.startswith(_STEP)]
         known = [*known, *_with_calls(calls or rows, field, what, (what == "CPU" and whole) or 0)]
     elif whole and not known and len(rows) >= _FEWEST_ROWS:
@@ -594,10 +587,9 @@ def _cpu_rows(result: OperatorTableResult) -> list[str]:
         lacks = f"The table has only CPU times{_TABLE['record'] * is_of_torch}."
     if len({row.name for row in result.rows}) < _FEWEST_ROWS and not result.self_cpu_ns:
         lacks = _TABLE["say"]["few rows"]
-    named = _longest(rows, field)
-    if not named:
-        lacks = "What takes the time is not decided, because all rows show 0: keep the first ones."
-    return [*known, f"{lacks} Most {what} time: {named}.".strip() if named else lacks]
+    if not (named := _longest(rows, field)):
+        return [*known, _TABLE["say"]["all zero"]]
+    return [*known, f"{lacks} Most {what} time: {named}.".strip()]
 
 
 def _with_calls(rows: list[TableRow], field: str, what: str, whole: int) -> list[str]:
@@ -629,8 +621,10 @@ def _shown_of_cpu(result: OperatorTableResult) -> float:
 
 def _busy_ratio(result: OperatorTableResult) -> float | None:
     """Time of kernels relative to that of the CPU; None if the table does not show both."""
-    cpu_ns = result.self_cpu_ns
-    if not cpu_ns or _shown_of_cpu(result) < MIN_LISTED_RATIO:
+    own_ns = sum(row.self_cpu_ns for row in result.rows if re.search(_OWN_BUFFERS, row.name))
+    if (cpu_ns := (result.self_cpu_ns or 0) - own_ns) <= 0 or _shown_of_cpu(
+        result
+    ) < MIN_LISTED_RATIO:
         return None
     if result.self_device_ns:
         return result.self_device_ns / ((result.step_ns or 0) * (result.num_steps or 0) or cpu_ns)
@@ -717,20 +711,24 @@ def _most(result: OperatorTableResult, first: TablePart) -> list[str]:
     if together > spent:
         said = _say("collectives", chip=chip, share=_share(together, whole))
         return [said, _TABLE["communication"]["trace"]]
+    laid = sum(row.self_device_ns for row in result.rows if re.search(_TABLE["layout"], row.name))
+    others = (("also", together), ("layouts", laid))
+    also = [_say(w, share=_share(ns, whole)) for w, ns in others if ns > MIN_ALSO_RATIO * whole]
+    is_alone = {part.kind for part in result.parts} == {"copies"}
     is_unknown = first.kind == "computation"
     top = next((row for row in result.rows if is_unknown or row.kind == first.kind), result.rows[0])
     is_most, is_named = 2 * top.self_device_ns >= whole, first.kind in _TABLE["kernel"]
-    if (is_most and is_named) or is_unknown:  # of names that say nothing
+    if (is_most and is_named) or is_unknown or is_alone:  # of names that say nothing
         spent = top.self_device_ns
-        kind, share = "most" if is_most else "longest shown", _share(spent, whole)
-        said = _say(kind, name=_named(top), chip=chip, share=share + _described(top, spent))
-        return [said, *_of_top(top)]
+        kind = "copies alone" if is_alone else "most" if is_most else "longest shown"
+        share = _share(spent, whole) + _described(top, spent)
+        return [_say(kind, name=_named(top), chip=chip, share=share), *also, *_of_top(top)]
     is_part = len(result.rows) > 1 and spent > top.self_device_ns >= MIN_WORK_RATIO * whole
     each = f", of which {_named(top)} takes {format_duration(top.self_device_ns)}" * is_part
     most = "Most" if 2 * spent >= whole else "The largest part"
     share = _share(spent, whole) + each
     said = _say("most of a kind", most=most, name=first.kind, chip=chip, share=share)
-    return [said, *_of_top(top)]
+    return [said, *also, *_of_top(top)]
 
 
 def _chip(result: OperatorTableResult) -> str:
@@ -764,6 +762,5 @@ def _of_top(top: TableRow) -> list[str]:
 
 def _cut(chip: str, listed: float, *, is_known: bool = False) -> str:
     """What a table without most of its rows leaves open: all, unless one of them says enough."""
-    left = min(1 - listed, 0.999)  # never rounded to all
     kind, by = "cut, but known" if is_known else "cut", "cpu" if chip == "CPU" else "cuda"
-    return _say(kind, chip=chip, ratio=listed, left=left, by=by)
+    return _say(kind, chip=chip, ratio=listed, left=min(1 - listed, 0.999), by=by)  # never all

@@ -44,6 +44,7 @@ _SHORT = "GPU memory is short"
 _FIRST = (
     "Rank ",
     "Evaluation takes",
+    "Outside of iterations",
     "Input took",
     "Later ",
     "The loss is NaN or infinite",
