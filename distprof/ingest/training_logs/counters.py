@@ -48,6 +48,7 @@ _MAX_SERIES, _MAX_KEY = 200, 120
 _MAX_READ = 200_000  # Candidates, which take about 10 µs each
 _NEAR = 10  # Candidates below the line that names an epoch, which may hold its time
 _LONG_EVALUATION = 0.25  # Share of an epoch from which it is named
+_RISING = 0.9  # Share of times within epochs that are longer than the one before
 _SLOPE = 0.3  # Relative difference of a time from what all epochs so far take
 
 
@@ -109,7 +110,7 @@ class CountersGrammar(Grammar):
 
     def finish(self) -> None:
         """Use the times of epochs, or else the dates of steps or of epochs."""
-        every = self._timed.values()
+        every = [one for one in self._timed.values() if not _is_within(one)]
         longest = max(every, key=lambda one: sum(each.time or 0.0 for each in one), default=[])
         if found := of_the_usual_kind(longest, fewest=2):
             self.name = "a program that times epochs"
@@ -165,6 +166,12 @@ def _kind(match: re.Match[bytes]) -> str:
     if _PATTERNS["of_evaluation"].search(name):
         return "evaluation"
     return "" if _PATTERNS["of_another"].search(name) else "epoch"
+
+
+def _is_within(found: list[Report]) -> bool:
+    """Whether times are those since the start of an epoch, which names several that grow."""
+    pairs = [(a.time or 0.0, b.time or 0.0) for a, b in pairwise(found) if a.number == b.number]
+    return len(pairs) > len(found) / 2 and sum(b > a for a, b in pairs) > _RISING * len(pairs)
 
 
 def _is_since_start(found: list[Report]) -> bool:

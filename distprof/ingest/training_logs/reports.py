@@ -134,6 +134,7 @@ class ReportGrammar(Grammar):
     _samples: float = 0.0  # samples at the last report that names them
     _worth: int = 0  # that of the reports
     _paused_s: float = 0.0  # evaluations so far
+    _timed_s: float = 0.0  # all times since the report before each one
     _early: Mapping[str, int] = msgspec.field(default_factory=dict)  # of a report that is cut off
     # Whether the only report so far is a rate, which says less than timers; None without reports.
     _is_rate_alone: bool | None = None
@@ -325,6 +326,9 @@ class ReportGrammar(Grammar):
         if samples is not None:
             batch = self.facts.get("global_batch_size")
             number = samples / batch if batch else None
+        if "since_s" in values:
+            self._timed_s += values["since_s"]
+            values["elapsed_ms"] = self._timed_s * 1e3
         is_of_wall, least = "elapsed_s" in values, 0.0
         if "elapsed_h" in values:
             least = _LEAST_OF_HOURS
