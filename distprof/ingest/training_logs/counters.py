@@ -18,6 +18,7 @@ from itertools import pairwise
 from statistics import median
 
 import msgspec
+from msgspec.structs import replace
 
 from distprof.ingest.output.read import prefix_rank
 from distprof.ingest.training_logs.grammar import (
@@ -87,7 +88,8 @@ class CountersGrammar(Grammar):
         row = Row(self._epoch, rank=rank, at_s=at_s)
         found, evaluation = _time_of_epoch(line, epoch)
         self._evaluations += [evaluation] if evaluation and self._num_since <= _NEAR else []
-        if found is not None and (self._epoch is not None or b"epoch" in found[0]):
+        is_of_epoch = found and b"epoch" in found[0] and "name" in found.re.groupindex
+        if found is not None and (self._epoch is not None or is_of_epoch):
             time, has_unit = time_in(found)
             report = Report(row=row, number=self._epoch or 0, time=time, has_unit=has_unit)
             self._keep(self._timed, "epoch", text[: found.start()], report)
@@ -112,6 +114,8 @@ class CountersGrammar(Grammar):
         """Use the times of epochs, or else the dates of steps or of epochs."""
         every = [one for one in self._timed.values() if not _is_within(one)]
         longest = max(every, key=lambda one: sum(each.time or 0.0 for each in one), default=[])
+        if all(one.row.iteration is None for one in longest):  # in order
+            longest = [replace(one, number=at) for at, one in enumerate(longest)]
         if found := of_the_usual_kind(longest, fewest=2):
             self.name = "a program that times epochs"
             self._add_times(found)
@@ -153,6 +157,8 @@ def _time_of_epoch(
     if not named:
         rate = _PATTERNS["per_epoch"].search(line)
         bare = rate or (epoch and _PATTERNS["unnamed"].match(line, epoch.end()))
+        alone = [*_PATTERNS["alone"].finditer(line, epoch.end())] if epoch and not bare else []
+        bare = alone[0] if len(alone) == 1 else bare
         found = [bare] if bare else []
     found.sort(key=lambda m: b"epoch" not in m[0] and b"train" not in m[0])
     return next((match for match in found[:1] if time_in(match)[0]), None), evaluation
@@ -169,9 +175,10 @@ def _kind(match: re.Match[bytes]) -> str:
 
 
 def _is_within(found: list[Report]) -> bool:
-    """Whether times are those since the start of an epoch, which names several that grow."""
+    """Whether times are those since the start of an epoch, or until its end, and not its own."""
     pairs = [(a.time or 0.0, b.time or 0.0) for a, b in pairwise(found) if a.number == b.number]
-    return len(pairs) > len(found) / 2 and sum(b > a for a, b in pairs) > _RISING * len(pairs)
+    rises, falls = sum(b > a for a, b in pairs), sum(b < a for a, b in pairs)
+    return len(pairs) > len(found) / 2 and max(rises, falls) > _RISING * (rises + falls)
 
 
 def _is_since_start(found: list[Report]) -> bool:
