@@ -67,6 +67,7 @@ class CountersGrammar(Grammar):
     _num_read: int = 0
     _epoch: int | None = None  # That of the last line that names one.
     _num_since: int = 0  # Candidates since then.
+    _num_epochs: int = 0  # Times that an epoch was named after another one.
 
     def take(self, block: bytes) -> None:
         """Read lines that name an epoch, a step or a time."""
@@ -82,7 +83,9 @@ class CountersGrammar(Grammar):
         epoch, step = _PATTERNS["number"].search(line), number_of_step(line)
         self._num_since += 1
         if epoch is not None:
-            self._epoch, self._num_since = int(epoch[epoch.lastgroup or 0]), 0
+            number, self._num_since = int(epoch[epoch.lastgroup or 0]), 0
+            self._num_epochs += number != self._epoch
+            self._epoch = number
         elif self._num_since > _NEAR:
             self._epoch = None
         row = Row(self._epoch, rank=rank, at_s=at_s)
@@ -91,8 +94,10 @@ class CountersGrammar(Grammar):
         is_of_epoch = found and b"epoch" in found[0] and "name" in found.re.groupindex
         if found is not None and (self._epoch is not None or is_of_epoch):
             time, has_unit = time_in(found)
+            at = found.end("name") if "name" in found.re.groupindex else found.start()
+            row = row._replace(span=None if epoch else self._num_epochs)
             report = Report(row=row, number=self._epoch or 0, time=time, has_unit=has_unit)
-            self._keep(self._timed, "epoch", text[: found.start()], report)
+            self._keep(self._timed, "epoch", text[:at], report)
             self.num_not_finite += has_lost(text)
         if at_s is None:
             return
@@ -112,7 +117,9 @@ class CountersGrammar(Grammar):
 
     def finish(self) -> None:
         """Use the times of epochs, or else the dates of steps or of epochs."""
-        every = [one for one in self._timed.values() if not _is_within(one)]
+        times = [(key, one) for (_, key), one in self._timed.items() if _is_of_each(one)]
+        own = [one for key, one in times if not _PATTERNS["of_all"].search(key)]
+        every = own or [one for _, one in times]
         longest = max(every, key=lambda one: sum(each.time or 0.0 for each in one), default=[])
         if all(one.row.iteration is None for one in longest):  # in order
             longest = [replace(one, number=at) for at, one in enumerate(longest)]
@@ -134,7 +141,7 @@ class CountersGrammar(Grammar):
         if _is_since_start(found):
             times = per_number(found)
         for one, time in zip(found, times, strict=True):
-            self.add(one.row._replace(duration_ns=s_to_ns(time)))
+            self.add(one.row._replace(duration_ns=s_to_ns(time), span=None))
         evaluation = median(self._evaluations) if self._evaluations else 0.0
         if len(self._evaluations) >= FEWEST and evaluation > _LONG_EVALUATION * median(
             filter(None, times)
@@ -174,11 +181,17 @@ def _kind(match: re.Match[bytes]) -> str:
     return "" if _PATTERNS["of_another"].search(name) else "epoch"
 
 
-def _is_within(found: list[Report]) -> bool:
-    """Whether times are those since the start of an epoch, or until its end, and not its own."""
-    pairs = [(a.time or 0.0, b.time or 0.0) for a, b in pairwise(found) if a.number == b.number]
+def _is_of_each(found: list[Report]) -> bool:
+    """Whether times are not those within an epoch, since its start or until its end, or of several.
+
+    Those in lines that name no epoch are of several if lines between name several.
+    """
+    known = [one for one in found if one.row.iteration is not None]
+    pairs = [(a.time or 0.0, b.time or 0.0) for a, b in pairwise(known) if a.number == b.number]
     rises, falls = sum(b > a for a, b in pairs), sum(b < a for a, b in pairs)
-    return len(pairs) > len(found) / 2 and max(rises, falls) > _RISING * (rises + falls)
+    is_within = len(pairs) > len(found) / 2 and max(rises, falls) > _RISING * (rises + falls)
+    passed = [(b.row.span or 0) - (a.row.span or 0) for a, b in pairwise(known)] or [1]
+    return not is_within and median(passed) <= 1
 
 
 def _is_since_start(found: list[Report]) -> bool:
