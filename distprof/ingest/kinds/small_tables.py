@@ -867,8 +867,6 @@ def _sides(rows: Iterable[_Row], *of: str) -> ScalingTable | None:
     if not ways:
         return None
     names, kind = mode((row.names, row.kind) for row in ways)
-    if _count_up(names):
-        return None
     alike = [row for row in ways if (row.names, row.kind) == (names, kind)]
     are_parts = len(alike) > 1 and all(_PATTERNS["part"].search(row.name) for row in alike)
     shares = ([rate / max(row.rates) for rate in row.rates] for row in alike)
@@ -939,15 +937,9 @@ def _ways(said: Sequence[_Said]) -> ScalingTable | None:
         chosen = {name: rate * int(batches[name][1]) for name, rate in chosen.items()}
     slowest, fastest = min(chosen.values(), default=1), max(chosen.values(), default=1)
     differs = slowest < _SAME_SPEED * fastest or chosen is below or said[0].kind == "iterations"
-    differs &= not (any(map(_PATTERNS["of_calls"].match, chosen)) or _count_up([*chosen]))
+    differs &= not any(map(_PATTERNS["of_calls"].match, chosen))
     are_alike = said[0].kind != "time" or fastest < _MOST_APART * slowest
     return _by_name(chosen, "ways") if chosen and differs and are_alike else None
-
-
-def _count_up(names: Sequence[str]) -> bool:
-    """Whether names are numbers of steps, epochs or rounds, one after another."""
-    nth = [int(found[1]) if (found := _PATTERNS["nth"].fullmatch(name)) else -1 for name in names]
-    return len(nth) >= _FEWEST_REPORTS and nth == [*range(nth[0], nth[0] + len(nth))]
 
 
 def _alike(said: Iterable[tuple[str, float]]) -> dict[str, float]:

@@ -134,7 +134,6 @@ class ReportGrammar(Grammar):
     _samples: float = 0.0  # samples at the last report that names them
     _worth: int = 0  # that of the reports
     _paused_s: float = 0.0  # evaluations so far
-    _timed_s: float = 0.0  # all times since the report before each one
     _early: Mapping[str, int] = msgspec.field(default_factory=dict)  # of a report that is cut off
     # Whether the only report so far is a rate, which says less than timers; None without reports.
     _is_rate_alone: bool | None = None
@@ -327,8 +326,7 @@ class ReportGrammar(Grammar):
             batch = self.facts.get("global_batch_size")
             number = samples / batch if batch else None
         if "since_s" in values:
-            self._timed_s += values["since_s"]
-            values["elapsed_ms"] = self._timed_s * 1e3
+            values["elapsed_ms"] = (self._before or (0.0, 0.0))[1] + values["since_s"] * 1e3
         is_of_wall, least = "elapsed_s" in values, 0.0
         if "elapsed_h" in values:
             least = _LEAST_OF_HOURS
