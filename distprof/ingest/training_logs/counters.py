@@ -44,27 +44,25 @@ from distprof.units import format_duration
 _DATED = {"step": "a training program", "epoch": "a program that dates its epochs"}
 _PATTERNS = byte_patterns("counters.toml")
 _NUMBER = re.compile(rb"[-+]?\d[\d.,:]*(?:[eE][-+]?\d+)?")
-_MAX_SERIES, _MAX_KEY = 200, 120
+_MAX_SERIES, _MAX_KEY = 400, 120
 _MAX_READ = 200_000  # Candidates, which take about 10 µs each
 _NEAR = 10  # Candidates below the line that names an epoch, which may hold its time
 _LONG_EVALUATION = 0.25  # Share of an epoch from which it is named
+_RISING = 0.9  # Share of times within epochs that are longer than the one before
 _SLOPE = 0.3  # Relative difference of a time from what all epochs so far take
-
-
-_Series = dict[tuple[str, bytes], list[Report]]
 
 
 class CountersGrammar(Grammar):
     """Tried only where no other grammar finds a report on steps."""
 
     # What is counted, and what a line says around its numbers, to the reports of all such lines.
-    _timed: _Series = msgspec.field(default_factory=dict)
-    _dated: _Series = msgspec.field(default_factory=dict)
+    _series: dict[tuple[str, bytes], list[Report]] = msgspec.field(default_factory=dict)
     _evaluations: list[float] = msgspec.field(default_factory=list)  # As printed.
     _num_kept: int = 0
     _num_read: int = 0
     _epoch: int | None = None  # That of the last line that names one.
     _num_since: int = 0  # Candidates since then.
+    _num_epochs: int = 0  # Times that an epoch was named after another one.
 
     def take(self, block: bytes) -> None:
         """Read lines that name an epoch, a step or a time."""
@@ -80,47 +78,45 @@ class CountersGrammar(Grammar):
         epoch, step = _PATTERNS["number"].search(line), number_of_step(line)
         self._num_since += 1
         if epoch is not None:
-            self._epoch, self._num_since = int(epoch[epoch.lastgroup or 0]), 0
+            number, self._num_since = int(epoch[epoch.lastgroup or 0]), 0
+            self._num_epochs += number != self._epoch
+            self._epoch = number
         elif self._num_since > _NEAR:
             self._epoch = None
         row = Row(self._epoch, rank=rank, at_s=at_s)
         found, evaluation = _time_of_epoch(line, epoch)
         self._evaluations += [evaluation] if evaluation and self._num_since <= _NEAR else []
-        if found is not None and (self._epoch is not None or b"epoch" in found[0]):
-            time, has_unit = time_in(found)
-            report = Report(row=row, number=self._epoch or 0, time=time, has_unit=has_unit)
-            self._keep(self._timed, "epoch", text[: found.start()], report)
+        if found and (self._epoch is not None or (found["name"] and b"epoch" in found[0])):
+            (time, has_unit), at = time_in(found), found.end("name")
+            timed = row._replace(span=None if epoch else self._num_epochs)
+            number = self._num_read if self._epoch is None else self._epoch  # in order
+            report = Report(row=timed, number=number, time=time, has_unit=has_unit)
+            of = "mean" if _PATTERNS["of_all"].search(text, 0, at) else "time"
+            self._keep(of, text[:at], report)
             self.num_not_finite += has_lost(text)
-        if at_s is None:
-            return
-        if step is not None:
+        if at_s is not None and step is not None:
             row = row._replace(iteration=step[0])
-            report = Report(row=row, number=step[0])
-            self._keep(self._dated, "step", text[: step[1]], report)
-        elif epoch is not None:
-            report = Report(row=row, number=self._epoch or 0)
-            self._keep(self._dated, "epoch", text[: epoch.end()], report)
+            self._keep("step", text[: step[1]], Report(row=row, number=step[0]))
+        elif at_s is not None and epoch is not None:
+            self._keep("epoch", text[: epoch.end()], Report(row=row, number=self._epoch or 0))
 
-    def _keep(self, series: _Series, of: str, before: bytes, report: Report) -> None:
+    def _keep(self, of: str, before: bytes, report: Report) -> None:
         key = of, _NUMBER.sub(b"0", before)[-_MAX_KEY:]
-        if key in series or len(series) < _MAX_SERIES:
-            series.setdefault(key, []).append(report)
+        if key in self._series or len(self._series) < _MAX_SERIES:
+            self._series.setdefault(key, []).append(report)
             self._num_kept += 1
 
     def finish(self) -> None:
         """Use the times of epochs, or else the dates of steps or of epochs."""
-        every = self._timed.values()
-        longest = max(every, key=lambda one: sum(each.time or 0.0 for each in one), default=[])
-        if found := of_the_usual_kind(longest, fewest=2):
-            self.name = "a program that times epochs"
-            self._add_times(found)
-        for of, name in _DATED.items():
-            dated = (each for (kind, _), each in self._dated.items() if kind == of)
-            found = max(map(of_the_usual_kind, dated), key=len, default=[])
+        for of in ("time", "mean", *_DATED):
+            every = (one for (kind, _), one in self._series.items() if kind == of)
+            fewest = FEWEST - (of not in _DATED)
+            known = (of_the_usual_kind(one, fewest) for one in filter(_is_of_each, every))
+            found = max(known, key=lambda one: sum(each.time or 1e-9 for each in one), default=[])
             if found and not self.rows:
-                self.name, self.rows = name, [one.row for one in found]
-        self._timed.clear()
-        self._dated.clear()
+                self.name = _DATED.get(of, "a program that times epochs")
+                self._add_times(found)
+        self._series.clear()
 
     def _add_times(self, found: list[Report]) -> None:
         times = [one.time for one in found]
@@ -129,11 +125,10 @@ class CountersGrammar(Grammar):
         if _is_since_start(found):
             times = per_number(found)
         for one, time in zip(found, times, strict=True):
-            self.add(one.row._replace(duration_ns=s_to_ns(time)))
-        evaluation = median(self._evaluations) if self._evaluations else 0.0
-        if len(self._evaluations) >= FEWEST and evaluation > _LONG_EVALUATION * median(
-            filter(None, times)
-        ):
+            self.add(one.row._replace(duration_ns=s_to_ns(time), span=None))
+        evaluation, usual = median(self._evaluations or [0.0]), [*filter(None, times)]
+        is_often = len(self._evaluations) >= FEWEST and bool(usual)
+        if is_often and evaluation > _LONG_EVALUATION * median(usual):
             shown = format_duration(s_to_ns(evaluation))
             self.notes.append(NOTES["evaluation_of_epochs"].format(shown))
 
@@ -152,6 +147,8 @@ def _time_of_epoch(
     if not named:
         rate = _PATTERNS["per_epoch"].search(line)
         bare = rate or (epoch and _PATTERNS["unnamed"].match(line, epoch.end()))
+        alone = [*_PATTERNS["alone"].finditer(line, epoch.end())] if epoch and not bare else []
+        bare = alone[0] if len(alone) == 1 else bare
         found = [bare] if bare else []
     found.sort(key=lambda m: b"epoch" not in m[0] and b"train" not in m[0])
     return next((match for match in found[:1] if time_in(match)[0]), None), evaluation
@@ -165,6 +162,15 @@ def _kind(match: re.Match[bytes]) -> str:
     if _PATTERNS["of_evaluation"].search(name):
         return "evaluation"
     return "" if _PATTERNS["of_another"].search(name) else "epoch"
+
+
+def _is_of_each(found: list[Report]) -> bool:
+    """Whether times are of an epoch each, not since its start, until its end, or of several."""
+    pairs = [(a.time or 0.0, b.time or 0.0) for a, b in pairwise(found) if a.number == b.number]
+    rises, falls = sum(b > a for a, b in pairs), sum(b < a for a, b in pairs)
+    is_within = len(pairs) > len(found) / 2 and max(rises, falls) > _RISING * (rises + falls)
+    passed = [(b.row.span or 0) - (a.row.span or 0) for a, b in pairwise(found)] or [1]
+    return not is_within and median(passed) <= 1
 
 
 def _is_since_start(found: list[Report]) -> bool:

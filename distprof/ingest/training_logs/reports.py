@@ -325,6 +325,8 @@ class ReportGrammar(Grammar):
         if samples is not None:
             batch = self.facts.get("global_batch_size")
             number = samples / batch if batch else None
+        if "since_s" in values:
+            values["elapsed_ms"] = (self._before or (0.0, 0.0))[1] + values["since_s"] * 1e3
         is_of_wall, least = "elapsed_s" in values, 0.0
         if "elapsed_h" in values:
             least = _LEAST_OF_HOURS

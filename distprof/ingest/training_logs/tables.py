@@ -31,7 +31,8 @@ from distprof.ingest.training_logs.grammar import (
 )
 
 _STEPS = ("step", "iteration", "iter", "global_step", "steps")
-_TIMES = ("step_time", "iter_time", "iteration_time", "duration", "elapsed_time_per_iteration")
+_TIMES = ("step_time", "iter_time", "iteration_time", "duration", "elapsed_time_per_iteration",
+          "batch_time", "dt", "step", "iter")  # fmt: skip
 _UNITS = {"_ns": 1.0, "_us": 1e3, "_ms": 1e6, "_s": 1e9, "_seconds": 1e9, "_sec": 1e9, "": 1e9}
 
 _PARTS_OF_STEPS = re.compile(
@@ -66,7 +67,7 @@ def _columns(names: Sequence[Any]) -> _Columns | None:
     lower = {str(name).strip().lower().replace("-", "_"): str(name) for name in names[:1_000]}
     plain = {name.rpartition("/")[2]: full for name, full in lower.items()}
     step = next((plain[name] for name in _STEPS if name in plain), None)
-    times = [(base + unit, unit_ns) for base in _TIMES for unit, unit_ns in _UNITS.items()]
+    times = [(b + u, ns) for b in _TIMES for u, ns in _UNITS.items() if b + u not in _STEPS]
     time = next((((plain[name],), unit_ns) for name, unit_ns in times if name in plain), None)
     parts = ((full, _PARTS_OF_STEPS.fullmatch(name)) for name, full in plain.items())
     timers = tuple((full, found[1], _UNITS[found[2]]) for full, found in parts if found)

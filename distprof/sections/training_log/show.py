@@ -148,7 +148,8 @@ def _plain(rate: float) -> str:
 
 def _what(log: TrainingLogResult) -> str:
     """What the times are those of, for example ``An iteration``."""
-    return f"{'An' if log.unit[0] in 'ei' else 'A'} {log.unit}"
+    is_first = log.num_reports == 1 and log.last_iteration in (0, 1)
+    return f"{'The first' if is_first else 'An' if log.unit[0] in 'ei' else 'A'} {log.unit}"
 
 
 def _line(log: TrainingLogResult) -> str:

@@ -292,7 +292,7 @@ def input_bound_by_log(
     if timer is None or (timer.ratio or 0.0) < limits["input_ratio"] or stragglers.ranks:
         return
     is_usual = timer.median_ns > timer.mean_ns / 2
-    of = "of each iteration" if is_usual else "of its time"
+    of = f"of each {log.unit}" if is_usual else "of its time"
     usual = f" Half of the reports show {format_duration(timer.median_ns)} or less."
     yield Draft(
         headline=f"The training loop waits {format_ratio(timer.ratio)} {of} for input",

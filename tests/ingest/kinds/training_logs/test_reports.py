@@ -68,9 +68,10 @@ def test_the_example_yields_its_values_and_no_other_program_takes_it(wording):
         grammar.timers.clear()
     timers = {name: values.pop(name) for name in (*wording.timers, *wording.beside)}
     assert {name: one.ns[0] / 1e9 for name, one in grammar.timers.items()} == pytest.approx(timers)
-    units = (("elapsed_ms", 1), ("elapsed_s", 1e3), ("elapsed_h", 3.6e6))
+    units = (("elapsed_ms", 1), ("elapsed_s", 1e3), ("elapsed_h", 3.6e6), ("since_s", 1e3))
     if elapsed := sum(values.get(name, 0.0) * unit for name, unit in units):
-        number = values["iteration"] + values.get("epoch", 0) * values.get("of", 0)
+        epoch = values.get("epoch", 0) or values.get("nth", 1) - 1
+        number = values["iteration"] + epoch * values.get("of", 0)
         assert grammar._before == (number, elapsed)
         return
     (row,) = grammar.rows
