@@ -615,14 +615,11 @@ def _sentence_pairs(
             continue
         if pending and len(values) == len(counts) + 1 and values[0].at < counts[0][2]:
             counts = [(pending[1], pending[0], -1), *counts]
-        named = [one for one in counts if values and one[2] < values[-1].at]
-        if len(counts) == len(values):
-            named = counts
-        elif len(named) != len(values):
-            before = [[one for one in counts if one[2] < value.at] for value in values]
-            values = [value for value, some in zip(values, before, strict=True) if some]
-            named = [some[-1] for some in before if some]
-        for (count, of, _), value in zip(named, values, strict=True):
+        each = [*zip(counts, values, strict=False)]
+        if len(counts) != len(values):
+            before = ([one for one in counts if one[2] < value.at] for value in values)
+            each = [(some[-1], value) for some, value in zip(before, values, strict=True) if some]
+        for (count, of, _), value in each:
             rates = found.setdefault((of, count), [value.per_s])
             if forms.setdefault((of, count), form) == form:
                 rates[0] = max(rates[0], value.per_s)
@@ -724,8 +721,7 @@ def _scaling(text: str) -> ScalingTable | None:
     found = ((_counts(line), _PATTERNS["batch"].search(line)) for line in lines)
     sizes = [(int(batch[1]), counts[0][0]) for counts, batch in found if counts and batch]
     totals, each = {n for n, _ in sizes}, {n / count for n, count in sizes}
-    are_unlike = len(totals) > 1 and (is_of_job or len(each) > 1)
-    if has_more_work or (is_of_steps and are_unlike):
+    if has_more_work or (is_of_steps and len(totals) > 1 and (is_of_job or len(each) > 1)):
         return None
     others = {value.per_s for line in lines for value in _values(line)} - {*pairs.values()}
     products = [count * rate for count, rate in pairs.items() if count > 1]
@@ -1030,9 +1026,8 @@ SCALING = Source(
 def fits_compared(source: str) -> bool:
     """Whether a small text of no other kind compares speeds, or sentences next to a log do."""
     table = _compared(_text(source))
-    fitting = (one for one in known_sources() if one is not COMPARED and one.fits(source))
-    beside = (TRAINING_LOG, NCCL_SETTINGS)
-    if not (table and min(table.rates)) or any(kind not in beside for kind in fitting):
+    others = (one for one in known_sources() if one not in (COMPARED, TRAINING_LOG, NCCL_SETTINGS))
+    if not (table and min(table.rates)) or any(one.fits(source) for one in others):
         return False
     are_told = all(map(_PATTERNS["preposition"].match, table.names))
     contrast = _PATTERNS["contrast"].search
