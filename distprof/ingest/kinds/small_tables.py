@@ -393,8 +393,7 @@ class _Value(msgspec.Struct, frozen=True):
 
 
 def _values(line: str) -> Iterator[_Value]:
-    is_of_epoch = "epoch" in line.lower()
-    is_of_step = _PATTERNS["of_iterations"].search(line) and not is_of_epoch
+    is_of_step = "epoch" not in line.lower() and _PATTERNS["of_iterations"].search(line)
     for found in _PATTERNS["value"].finditer(line):
         if _PATTERNS["hoped"].search(line, 0, found.start()):
             continue
@@ -405,7 +404,8 @@ def _values(line: str) -> Iterator[_Value]:
         if seconds > _SHORTEST_S and not _PATTERNS["of_another"].search(line, 0, found.start()):
             kind = "iterations" if found["each"] or found["bare"] or is_of_step else "time"
             at = max(found.start(), found.start("seconds"))
-            yield _Value(kind, int(found["steps"] or 1) / seconds, at, found.end())
+            steps = int(found["steps"] or (is_of_step and is_of_step["many"]) or 1)
+            yield _Value(kind, steps / seconds, at, found.end())
         unit = found["unit"] or found["unit_before"] or ""
         for text in filter(None, (found["rate"], found["was"], found["after"])):
             if value := _number(text):
@@ -587,11 +587,12 @@ def _rank_rates(lines: Sequence[str]) -> dict[str, float]:
     }
 
 
-def _are_of_models(lines: Iterable[str]) -> bool:
-    """Whether all sentences that tell a speed of some GPUs name a model, and not the same."""
-    timed = (line for line in lines if _counts(line) and any(_values(line)))
-    models = [{*_PATTERNS["size"].findall(line.lower())} for line in timed]
-    return all(models) and len({*chain(*models)}) > 1
+def _are_unlike(lines: Iterable[str]) -> bool:
+    """Whether all speeds of some GPUs are of models, or kinds of GPUs, that differ like numbers."""
+    told = [line for line in lines if _counts(line) and any(_values(line))]
+    numbers = {count for line in told for count, *_ in _counts(line)}
+    found = ([{*_PATTERNS[of].findall(one.lower())} for one in told] for of in ("size", "hardware"))
+    return len(numbers) > 1 and any(all(some) and len({*chain(*some)}) > 1 for some in found)
 
 
 def _sentence_pairs(
@@ -683,7 +684,7 @@ def _is_torn(lines: Sequence[str]) -> bool:
 def _scaling(text: str) -> ScalingTable | None:
     """Throughput by the number of GPUs or nodes; None if the numbers are not in order."""
     lines = _lines(text)
-    if _is_torn(lines) or _are_of_models(lines) or _PATTERNS["own_jobs"].search(text):
+    if _are_unlike(lines) or _is_torn(lines) or _PATTERNS["own_jobs"].search(text):
         return None
     rows = [*_table_rows(lines)]
     pairs, kind, of = _table_pairs(rows)
@@ -789,7 +790,7 @@ class _Said(NamedTuple):
     def quantity(self) -> str:
         """What it is that of: an epoch, 4,000 steps, tokens; empty if it does not say it."""
         if self.kind != "time":
-            return self.kind if self.kind == "iterations" else self.unit
+            return self.kind if self.kind == "iterations" else f"{self.kind}{self.unit}"
         units = _PATTERNS["of_unit"].finditer(self.line)
         near = min(units, key=lambda unit: abs(unit.start() - len(self.told)), default=None)
         return (f"{near[1] or 1} {near[2]}".lower() if near[2] else near[0]) if near else ""
@@ -901,7 +902,7 @@ def _compared(text: str) -> ScalingTable | None:
         first, second, ratio = (_number(proved[at]) or 1.0 for at in ("first", "second", "ratio"))
         if abs(first / second / ratio - 1) < _SAME:
             return _by_name({proved["one"]: 1 / first, proved["other"]: 1 / second}, "ways")
-    is_other = _PATTERNS["formula"].search(text) or _are_of_models(_lines(text))
+    is_other = _PATTERNS["formula"].search(text) or _are_unlike(_lines(text))
     found = [] if len(text) > _SHORT or is_other else [*_said(_lines(text))]
     for kind in ("iterations", "rate", "each", "time"):
         said = [one for one in found if one.kind == kind]
