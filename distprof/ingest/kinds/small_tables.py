@@ -403,9 +403,8 @@ def _values(line: str) -> Iterator[_Value]:
             seconds += (low > _RANGE * high) * (low + high) / 2 * seconds_in(unit)
         if seconds > _SHORTEST_S and not _PATTERNS["of_another"].search(line, 0, found.start()):
             kind = "iterations" if found["each"] or found["bare"] or is_of_step else "time"
-            at = max(found.start(), found.start("seconds"))
-            steps = int(found["steps"] or (is_of_step and is_of_step["many"]) or 1)
-            yield _Value(kind, steps / seconds, at, found.end())
+            per_s = int(found["steps"] or (is_of_step and is_of_step["many"]) or 1) / seconds
+            yield _Value(kind, per_s, max(found.start(), found.start("seconds")), found.end())
         unit = found["unit"] or found["unit_before"] or ""
         for text in filter(None, (found["rate"], found["was"], found["after"])):
             if value := _number(text):
@@ -607,8 +606,8 @@ def _sentence_pairs(
     units = ("", "/s", mode([one.unit for one in values if one.kind == kind and one.unit] or [""]))
     for form, counts, all_values in lines:
         values = [one for one in all_values if one.kind == kind and one.unit in units]
-        is_command = heading and pending not in found and _PATTERNS["command"].fullmatch(form)
-        if not counts or is_command:
+        is_named = heading and pending not in found and not values  # so a command says no other
+        if not counts or (is_named and _PATTERNS["command"].fullmatch(form)):
             if pending and values:
                 found.setdefault(pending, []).append(values[0].per_s)
             elif pending in found:
@@ -727,7 +726,8 @@ def _scaling(text: str) -> ScalingTable | None:
     others = {value.per_s for line in lines for value in _values(line)} - {*pairs.values()}
     products = [count * rate for count, rate in pairs.items() if count > 1]
     are_each = kind == "rate" and any(abs(o / n - 1) < _SAME for o in others for n in products)
-    is_per_step = kind == "iterations" and not _PATTERNS["same_batch"].search(text)
+    is_per_step = is_of_steps and (kind == "iterations" or len(totals) > 1)
+    is_per_step &= not _PATTERNS["same_batch"].search(text)
     grows = is_per_step or are_each or kind == "each" or bool(_PATTERNS["per_gpu"].search(text))
     told = [float(percent) / 100 for percent in _PATTERNS["percent"].findall(text)]
     share = pairs[max(pairs)] / pairs[min(pairs)]
