@@ -30,9 +30,9 @@ _DURATION_UNITS = ((3_600 * NS_PER_S, "h"), (NS_PER_S, "s"), (NS_PER_MS, "ms"), 
 _BYTE_UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 _TIME = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)\s?(ns|us|µs|ms|s)")
 _UNITS_NS = {"ns": 1, "us": 1_000, "µs": 1_000, "μs": 1_000, "ms": NS_PER_MS, "msec": NS_PER_MS,
-             "milliseconds": NS_PER_MS, **dict.fromkeys("s秒초с", NS_PER_S),
-             **dict.fromkeys("m分분м", 60 * NS_PER_S), **dict.fromkeys("h小", 3_600 * NS_PER_S),
-             **dict.fromkeys("d天", 86_400 * NS_PER_S)}  # fmt: skip
+             "milliseconds": NS_PER_MS, "мс": NS_PER_MS, **dict.fromkeys("s秒초с", NS_PER_S),
+             **dict.fromkeys("m分분м", 60 * NS_PER_S), **dict.fromkeys("d天", 86_400 * NS_PER_S),
+             **dict.fromkeys((*"h小个시時ч", "stunde", "stunden"), 3_600 * NS_PER_S)}  # fmt: skip
 
 
 def parse_duration(text: str) -> int | None:

@@ -289,6 +289,7 @@ _WORDS = (
     b"traceEvents",
     b'"ph":',
     b'"distprof.',
+    b"# Avg bus bandwidth",
 )  # of other kinds of files
 
 

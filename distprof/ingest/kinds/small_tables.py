@@ -13,12 +13,12 @@ before lines with the rest, or a table with both as columns.
 from __future__ import annotations
 
 import csv
-import io
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, groupby, product
+from math import prod
 from operator import truediv
 from statistics import median, mode
 from typing import Annotated, Any, NamedTuple
@@ -31,7 +31,7 @@ from distprof.bounds import Bound, patterns_beside
 from distprof.ingest.communication import collective_kind
 from distprof.ingest.files import beginning, decoded, refusing, whole
 from distprof.ingest.kinds import Source, known_sources
-from distprof.ingest.kinds.logs import TRAINING_LOG, fits_training_log
+from distprof.ingest.kinds.logs import NCCL_SETTINGS, TRAINING_LOG, fits_training_log
 from distprof.ingest.kinds.operator_table import fits_operator_table
 from distprof.ingest.metadata import parse_ranks
 from distprof.ingest.wrapped import untagged, unwrapped
@@ -254,7 +254,7 @@ def _entries(source: str) -> Iterator[Mapping[str, str]]:
         yield from _logged(text)
         return
     try:
-        for entry in csv.DictReader(io.StringIO(text), restval=""):
+        for entry in csv.DictReader(text.splitlines(keepends=True), restval=""):
             if not entry.keys() >= _HTA_COLUMNS:
                 yield entry
             elif entry["kernel_type"] == "COMMUNICATION" and entry["name"] != _FOLDED:
@@ -354,6 +354,8 @@ _ANY = range(_MOST_GPUS)  # there may be no workers that load data
 _SHORT = 4_000
 """Characters of a text in which two numbers of GPUs make a comparison; a longer one needs three."""
 _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight")
+_NUMBERS = {word: number for number, word in enumerate(_WORDS)} | {"both": 2}
+_NUMBERS |= {"双": 2, "两": 2, "二": 2, "三": 3, "四": 4, "八": 8}  # all others stand for one
 _TIMES = {"half": 0.5, "twice": 2, "double": 2, "two": 2, "three": 3, "triple": 3, "four": 4}
 _CONTRASTS = ("of_chip", "of_mode", "of_precision", "of_way", "of_change")
 _MOST_WORDS = 7  # Of a name in a sentence
@@ -376,10 +378,7 @@ _MARKS = " \t*#>`:|-–—~≈=()[]\"'“”"
 _LABEL, _MOST_ROWS, _MOST_CELLS = 60, 200, 40  # Characters of a name; rows and columns of a table
 _PATTERNS = patterns_beside(__package__, "scaling.toml", WORD="|".join(_WORDS))
 _BETWEEN = ("bars", "tabs", "spaces", "commas")  # between cells, the first that a row has
-# Groups of the pattern of counts.
-_NUMBERS = ("n", "set", "flag", "n_cjk", "n_model", "load", "world")
 _NODES = ("node", "machine", "server", "台", "机", "节点")
-_CJK = {"一": 1, "单": 1, "双": 2, "两": 2, "二": 2, "三": 3, "四": 4, "八": 8}
 _refuse_scaling = refusing("throughput of several numbers of GPUs", "name a file with such a table")
 
 
@@ -394,22 +393,24 @@ class _Value(msgspec.Struct, frozen=True):
 
 
 def _values(line: str) -> Iterator[_Value]:
-    is_of_epoch = "epoch" in line.lower()
-    is_of_step = _PATTERNS["of_iterations"].search(line) and not is_of_epoch
+    is_of_step = "epoch" not in line.lower() and _PATTERNS["of_iterations"].search(line)
     for found in _PATTERNS["value"].finditer(line):
+        if _PATTERNS["hoped"].search(line, 0, found.start()):
+            continue
         seconds = _number(found["bare"] or found["seconds"]) or 0.0
         for number, unit in _PATTERNS["duration"].findall((found["time"] or "").casefold()):
             low, high = (_number(one) or 0.0 for one in (found["low"] or number, number))
             seconds += (low > _RANGE * high) * (low + high) / 2 * seconds_in(unit)
         if seconds > _SHORTEST_S and not _PATTERNS["of_another"].search(line, 0, found.start()):
             kind = "iterations" if found["each"] or found["bare"] or is_of_step else "time"
-            at = max(found.start(), found.start("seconds"))
-            yield _Value(kind, int(found["steps"] or 1) / seconds, at, found.end())
+            per_s = int(found["steps"] or (is_of_step and is_of_step["many"]) or 1) / seconds
+            yield _Value(kind, per_s, max(found.start(), found.start("seconds")), found.end())
         unit = found["unit"] or found["unit_before"] or ""
-        kind = _kind_of_rate(unit)
         for text in filter(None, (found["rate"], found["was"], found["after"])):
             if value := _number(text):
-                yield _Value(kind, value, found.start(), found.end(), unit[:2].lower())
+                yield _Value(
+                    _kind_of_rate(unit), value, found.start(), found.end(), unit[:2].lower()
+                )
 
 
 def _clock(found: re.Match[str]) -> str:
@@ -427,15 +428,12 @@ def _counts(line: str) -> list[tuple[int, str, int]]:
     """Numbers of GPUs or nodes in a line, with what they count and their places."""
     found = []
     matches = [*_PATTERNS["count"].finditer(line)]
-    for match in [one for one in matches if not one["load"]] or matches:
+    for match in [one for one in matches if not one["n_load"]] or matches:
         known = {name: text for name, text in match.groupdict().items() if text}
-        word = known.get("word", "").lower()
-        named = _WORDS.index(word) if word in _WORDS else 1 + (word == "both")
-        named = known["list"].count(",") + 1 if "list" in known else named
-        number = next((known[g] for g in _NUMBERS if g in known), f"{named}")
-        count = _CJK.get(number) or int(number)
-        if "hosts" in known:
-            count = int(known["hosts"]) * int(known["each"])
+        numbers = (text.lower() for name, text in known.items() if name.startswith("n_"))
+        count = prod(
+            int(n) if n.isdecimal() else _NUMBERS.get(n, n.count(",") + 1) for n in numbers
+        )
         of = next((text for name, text in known.items() if name.startswith("of_")), "gpu")
         if count in _ANY[of.lower() != "worker" :]:
             found.append((count, _of(of), match.start()))
@@ -466,7 +464,7 @@ def _head_kind(head: str) -> str:
 
 def _tables(lines: Iterable[str]) -> Iterator[tuple[str, list[list[str]]]]:
     """Tables, each with the line above it: rows of as many cells, filled up on the left."""
-    above, rows = "", list[list[str]]()
+    above, rows, ways = "", list[list[str]](), 0
     is_clock = _PATTERNS["clock_cell"].fullmatch
     for line in map(str.strip, (*lines, "")):
         if not line:
@@ -476,7 +474,8 @@ def _tables(lines: Iterable[str]) -> Iterator[tuple[str, list[list[str]]]]:
             rows = []
             continue
         split = (_PATTERNS[way].split(_PATTERNS["edges"].sub("", line)) for way in _BETWEEN)
-        cells = next((cells for cells in split if len(cells) > 1), [])
+        way, cells = next((one for one in enumerate(split) if len(one[1]) > 1), (ways, []))
+        rows, ways = [] if way < ways else rows, way  # a sentence above may have commas
         if 0 < len(cells) <= _MOST_CELLS and any(map(str.isalnum, line)):
             rows.append([_clock(found) if (found := is_clock(one)) else one for one in cells])
         elif not rows:
@@ -587,6 +586,14 @@ def _rank_rates(lines: Sequence[str]) -> dict[str, float]:
     }
 
 
+def _are_unlike(lines: Iterable[str]) -> bool:
+    """Whether all speeds of some GPUs are of models, or kinds of GPUs, that differ like numbers."""
+    told = [line for line in lines if _counts(line) and any(_values(line))]
+    numbers = {count for line in told for count, *_ in _counts(line)}
+    found = ([{*_PATTERNS[of].findall(one.lower())} for one in told] for of in ("size", "hardware"))
+    return len(numbers) > 1 and any(all(some) and len({*chain(*some)}) > 1 for some in found)
+
+
 def _sentence_pairs(
     lines: Sequence[tuple[str, list[tuple[int, str, int]], list[_Value]]], kind: str
 ) -> dict[tuple[str, int], float]:
@@ -594,10 +601,13 @@ def _sentence_pairs(
     found: dict[tuple[str, int], list[float]] = {}  # Several below a line that only counts.
     forms: dict[tuple[str, int], str] = {}
     pending: tuple[str, int] | None = None
+    heading: object = None  # Whether the line that counts what is pending is one.
+    values = [*chain(*(some for *_, some in lines))]
+    units = ("", "/s", mode([one.unit for one in values if one.kind == kind and one.unit] or [""]))
     for form, counts, all_values in lines:
-        values = [one for one in all_values if one.kind == kind]
-        is_command = pending not in found and _PATTERNS["command"].fullmatch(form)
-        if not counts or (pending and is_command):
+        values = [one for one in all_values if one.kind == kind and one.unit in units]
+        is_named = heading and pending not in found and not values  # so a command says no other
+        if not counts or (is_named and _PATTERNS["command"].fullmatch(form)):
             if pending and values:
                 found.setdefault(pending, []).append(values[0].per_s)
             elif pending in found:
@@ -605,26 +615,28 @@ def _sentence_pairs(
             continue
         if pending and len(values) == len(counts) + 1 and values[0].at < counts[0][2]:
             counts = [(pending[1], pending[0], -1), *counts]
-        named = [one for one in counts if values and one[2] < values[-1].at]
-        if len(counts) == len(values):
-            named = counts
-        elif len(named) != len(values):
-            before = [[one for one in counts if one[2] < value.at] for value in values]
-            values = [value for value, some in zip(values, before, strict=True) if some]
-            named = [some[-1] for some in before if some]
-        for (count, of, _), value in zip(named, values, strict=True):
+        each = [*zip(counts, values, strict=False)]
+        if len(counts) != len(values):
+            before = ([one for one in counts if one[2] < value.at] for value in values)
+            each = [(some[-1], value) for some, value in zip(before, values, strict=True) if some]
+        for (count, of, _), value in each:
             rates = found.setdefault((of, count), [value.per_s])
             if forms.setdefault((of, count), form) == form:
                 rates[0] = max(rates[0], value.per_s)
         last = max((value.at for value in values), default=-1)
         waiting = {(of, count) for count, of, at in counts if at > last}
         pending = waiting.pop() if len(waiting) == 1 else None
+        heading = pending and _PATTERNS["heading"].fullmatch(form)
     return {key: median(rates) for key, rates in found.items()}
 
 
 def _related(line: str) -> dict[tuple[str, int], float]:
     """Throughput of two numbers of GPUs, if a sentence says how many times that of the other."""
     counts, ratio = _counts(line), _PATTERNS["ratio"].search(line)
+    gain, several = _PATTERNS["gain"].search(line), {one[:2] for one in counts if one[0] > 1}
+    if gain and len(several) == 1:
+        [(count, of)] = several
+        return {(of, 1): 1.0, (of, count): float(gain["gain"])}
     if len(counts) == 2 and _PATTERNS["no_ratio"].search(line):
         return {(of, count): 1.0 for count, of, _ in counts}
     if ratio is None or len(counts) != 2 or _PATTERNS["expected"].search(line):
@@ -646,6 +658,7 @@ def _lines(text: str) -> list[str]:
     known = {of: f"{count} " for count, of in many if sum(of == other for _, other in many) == 1}
     in_a_row = _PATTERNS["in_a_row"]
     text = in_a_row.sub(lambda f: re.sub(r"(\d[\d.]*)", rf"\1 {f[2]}", f[1]), text)
+    text = _PATTERNS["from_to"].sub(r"from \2 \1 to \3 \1", text)
     text = _PATTERNS["multi"].sub(lambda found: known.get(_of(found[1]), found[0]), text)
     text = _PATTERNS["alike"].sub(r"\1 \2", text)
     text = _PATTERNS["thousands"].sub(lambda found: f"{float(found[1]) * 1e3:.0f}", text)
@@ -656,7 +669,7 @@ def _lines(text: str) -> list[str]:
 
 def _in_digits(found: re.Match[str]) -> str:
     word, *more = found[0].lower().split()
-    number = _WORDS.index(word) if word in _WORDS else int(word != "half")
+    number = _NUMBERS.get(word, int(word != "half"))
     return f"{number + 0.5 * ('half' in (word, *more)):g}"
 
 
@@ -670,7 +683,7 @@ def _is_torn(lines: Sequence[str]) -> bool:
 def _scaling(text: str) -> ScalingTable | None:
     """Throughput by the number of GPUs or nodes; None if the numbers are not in order."""
     lines = _lines(text)
-    if _is_torn(lines) or _PATTERNS["own_jobs"].search(text):
+    if _are_unlike(lines) or _is_torn(lines) or _PATTERNS["own_jobs"].search(text):
         return None
     rows = [*_table_rows(lines)]
     pairs, kind, of = _table_pairs(rows)
@@ -684,12 +697,8 @@ def _scaling(text: str) -> ScalingTable | None:
         lines = [*filter(str.strip, lines)]
         read = [(_form(line.lower()), _counts(line), [*_values(line)]) for line in lines]
         fewest = 2 if len(text) <= _SHORT else 3
-        by_iterations = (
-            ("time", "iterations") if "epoch" in text.lower() else ("iterations", "time")
-        )
-        timed = by_iterations if fewest == 2 else ()  # long prose has many times
-        kinds = ("rate", "each", *timed)
-        typed = {kind: _sentence_pairs(read, kind) for kind in kinds}
+        by_time = sorted(("iterations", "time"), reverse="epoch" in text.lower()) * (fewest == 2)
+        typed = {kind: _sentence_pairs(read, kind) for kind in ("rate", "each", *by_time)}
         options = (
             (kind, of, {count: rate for (what, count), rate in found.items() if what == of})
             for kind, found in typed.items()
@@ -698,6 +707,7 @@ def _scaling(text: str) -> ScalingTable | None:
         kind, of, pairs = next((one for one in options if len(one[2]) >= fewest), ("", of, {}))
         if not pairs and (related := next(filter(None, map(_related, lines)), None)):
             is_of_each = any(map(_PATTERNS["of_iterations"].search, lines))
+            is_of_each &= not any(map(_PATTERNS["gain"].search, lines))
             kind, of = "iterations" if is_of_each else "time", next(iter(related))[0]
             pairs = {count: rate for (_, count), rate in related.items()}
     of_others = any(_counts(re.sub("(?i)worker", "", line)) for line in lines)
@@ -708,13 +718,16 @@ def _scaling(text: str) -> ScalingTable | None:
     is_of_steps = kind == "iterations" or (kind == "time" and "epoch" not in text.lower())
     is_of_job = kind == "time" and is_of_steps and min(pairs.values()) < _JOB_PER_S
     has_more_work = is_of_job and "batch" in text and len({f"{n:.2g}" for n in pairs.values()}) == 1
-    if has_more_work or (is_of_steps and _have_unlike_batches(lines, may_grow=not is_of_job)):
+    found = ((_counts(line), _PATTERNS["batch"].search(line)) for line in lines)
+    sizes = [(int(batch[1]), counts[0][0]) for counts, batch in found if counts and batch]
+    totals, each = {n for n, _ in sizes}, {n / count for n, count in sizes}
+    if has_more_work or (is_of_steps and len(totals) > 1 and (is_of_job or len(each) > 1)):
         return None
     others = {value.per_s for line in lines for value in _values(line)} - {*pairs.values()}
     products = [count * rate for count, rate in pairs.items() if count > 1]
-    are_each = any(abs(one / product - 1) < _SAME for one in others for product in products)
-    are_each = are_each and kind == "rate"
-    is_per_step = kind == "iterations" and not _PATTERNS["same_batch"].search(text)
+    are_each = kind == "rate" and any(abs(o / n - 1) < _SAME for o in others for n in products)
+    is_per_step = is_of_steps and (kind == "iterations" or len(totals) > 1)
+    is_per_step &= not _PATTERNS["same_batch"].search(text)
     grows = is_per_step or are_each or kind == "each" or bool(_PATTERNS["per_gpu"].search(text))
     told = [float(percent) / 100 for percent in _PATTERNS["percent"].findall(text)]
     share = pairs[max(pairs)] / pairs[min(pairs)]
@@ -724,7 +737,7 @@ def _scaling(text: str) -> ScalingTable | None:
         grows, is_per_step = is_told[0], False
     by_count = {count: rate * count if grows else rate for count, rate in sorted(pairs.items())}
     note = f"The share holds if the batch grows with the number of {of}: the text does not say it."
-    is_open = is_per_step and not _PATTERNS["batch_of_each"].search(text)
+    is_open = is_per_step and not (len(totals) > 1 or _PATTERNS["batch_of_each"].search(text))
     for rates in (by_count, dict(sorted(pairs.items())))[: 1 + is_open]:  # or they share a batch
         first, *more = (rate / count for count, rate in rates.items())
         if max(more) <= _MOST_EFFICIENT * first:
@@ -732,20 +745,9 @@ def _scaling(text: str) -> ScalingTable | None:
     else:
         return None  # not the same work
     by_count, is_open = rates, is_open and rates is by_count
-    return ScalingTable(
-        counts=tuple(by_count),
-        rates=tuple(by_count.values()),
-        of=of,
-        notes=(note,) if is_open else (),
-    )
-
-
-def _have_unlike_batches(lines: Iterable[str], *, may_grow: bool) -> bool:
-    """Whether sentences name different batches, besides those that grow with the GPUs."""
-    found = ((_counts(line), _PATTERNS["batch"].search(line)) for line in lines)
-    sizes = [(int(batch[1]), counts[0][0]) for counts, batch in found if counts and batch]
-    each = {n / count for n, count in sizes} if may_grow else {n for n, _ in sizes}
-    return min(len({n for n, _ in sizes}), len(each)) > 1
+    of = "workers" if of == "GPUs" and _PATTERNS["of_cpus"].search(text) else of
+    counts, by_all = zip(*by_count.items(), strict=True)
+    return ScalingTable(counts=counts, rates=by_all, of=of, notes=(note,) * is_open)
 
 
 class _Said(NamedTuple):
@@ -786,7 +788,7 @@ class _Said(NamedTuple):
     def quantity(self) -> str:
         """What it is that of: an epoch, 4,000 steps, tokens; empty if it does not say it."""
         if self.kind != "time":
-            return self.kind if self.kind == "iterations" else self.unit
+            return self.kind if self.kind == "iterations" else f"{self.kind}{self.unit}"
         units = _PATTERNS["of_unit"].finditer(self.line)
         near = min(units, key=lambda unit: abs(unit.start() - len(self.told)), default=None)
         return (f"{near[1] or 1} {near[2]}".lower() if near[2] else near[0]) if near else ""
@@ -900,8 +902,8 @@ def _compared(text: str) -> ScalingTable | None:
         first, second, ratio = (_number(proved[at]) or 1.0 for at in ("first", "second", "ratio"))
         if abs(first / second / ratio - 1) < _SAME:
             return _by_name({proved["one"]: 1 / first, proved["other"]: 1 / second}, "ways")
-    is_long = len(text) > _SHORT or _PATTERNS["formula"].search(text)
-    found = [] if is_long else [*_said(_lines(text))]
+    is_other = _PATTERNS["formula"].search(text) or _are_unlike(_lines(text))
+    found = [] if len(text) > _SHORT or is_other else [*_said(_lines(text))]
     for kind in ("iterations", "rate", "each", "time"):
         said = [one for one in found if one.kind == kind]
         are_whole = len(said) > 1 and not any(one.is_of_a_part for one in said)
@@ -1018,14 +1020,15 @@ SCALING = Source(
     name="throughput by the number of GPUs",
     fits=fits_scaling,
     read=read_scaling,
+    is_in_others=True,
 )
 
 
 def fits_compared(source: str) -> bool:
     """Whether a small text of no other kind compares speeds, or sentences next to a log do."""
     table = _compared(_text(source))
-    fitting = (one for one in known_sources() if one is not COMPARED and one.fits(source))
-    if not (table and min(table.rates)) or any(kind is not TRAINING_LOG for kind in fitting):
+    others = (one for one in known_sources() if one not in (COMPARED, TRAINING_LOG, NCCL_SETTINGS))
+    if not (table and min(table.rates)) or any(one.fits(source) for one in others):
         return False
     are_told = all(map(_PATTERNS["preposition"].match, table.names))
     contrast = _PATTERNS["contrast"].search

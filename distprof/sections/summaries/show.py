@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from distprof.bounds import table_beside
 from distprof.escape import shorten
 from distprof.sections.base import VerdictText
+from distprof.sections.nccl.show import nccl_verdict
 from distprof.sections.parts import is_recorded
+from distprof.sections.placement.show import machine_verdict
 from distprof.sections.summaries import (
     COLLECTIVES,
     CollectiveSummaryResult,
@@ -198,10 +200,14 @@ def summaries_verdict(report: Report) -> VerdictText:
     """The verdict and the numbers behind it; None for other reports."""
     if not _is_alone(report):
         return None
+    links = [said[0] for made in (nccl_verdict, machine_verdict) if (said := made(report))]
+    scaling = scaling_lines(report.scaling_table, is_linked=bool(links))
     lines = [
         *_collectives(report.collective_summary),
         *_input(report.input_readiness),
-        *scaling_lines(report.scaling_table),
+        *scaling[:1],
+        *links[: len(scaling)],
+        *scaling[1:],
         *_with_second(report.operator_table),
         *report.operator_table.unavailable,
     ]
@@ -285,7 +291,7 @@ def _input(result: InputReadinessResult) -> list[str]:
     return [f"{text}; {which}."]
 
 
-def scaling_lines(result: ScalingTableResult) -> list[str]:
+def scaling_lines(result: ScalingTableResult, *, is_linked: bool = False) -> list[str]:
     """What speeds of several numbers of GPUs, ways or moments say; empty without any."""
     if not result.counts:
         return []
@@ -323,10 +329,10 @@ def scaling_lines(result: ScalingTableResult) -> list[str]:
     if best == first and rates[-1] < _SAME * rates[0]:
         text = f"{last:,} {of} are slower than {first:,}"
     grows = rates[at] / rates[at - 1]
-    what = "grows" if grows > 1 / _SAME else "falls" if grows < _SAME else "stays"
-    change = _say(what, by=grows)
+    change = _say("grows" if grows > 1 / _SAME else "falls" if grows < _SAME else "stays", by=grows)
     most = f" {best:,} {of} are faster than {last:,}." if first < best < last else ""
-    how = _TABLE["say"]["nodes" if of == "nodes" or counts[at] > _IN_A_NODE else "node"]
+    kind = "nodes" if of in ("nodes", "workers") or counts[at] > _IN_A_NODE else "node"
+    how = "" if is_linked else f", {_TABLE['say'][kind]}"
     return [
         f"{text}: from {counts[at - 1]:,} to {counts[at]:,} {of}, {change}.{most}",
         *result.unavailable,

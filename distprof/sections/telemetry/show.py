@@ -215,19 +215,19 @@ def _repair(one: DeviceCondition) -> str:
 
 # The first lines of a report that contains only sensors and errors of GPUs -----------------------
 
+_ONE_IDLE = "One idle sample says nothing: it may be from before the job began"
+
 
 def devices_verdict(report: Report) -> VerdictText:
     """The verdict and the numbers behind it; None for a report on anything else."""
     result = report.telemetry
     if result.ranks or not _contents(result):
         return None
-    if report.placement.machines and not (result.devices or result.errors):
-        return None  # how the GPUs are connected says more than the state of their links
-    return _line(result), tuple(
-        sentence
-        for sentence in (_heat(result), _slowed(result))
-        if sentence and sentence != _line(result)
-    )
+    line = _line(result)
+    says_little = line.startswith(_ONE_IDLE) or not (result.devices or result.errors)
+    if says_little and (report.placement.machines or report.placement.copies):
+        return None  # how the GPUs are connected says more
+    return line, tuple(one for one in (_heat(result), _slowed(result)) if one and one != line)
 
 
 def devices_origin(report: Report) -> str:
@@ -271,7 +271,7 @@ def _busy(result: TelemetryResult) -> str:
         text = f"{', '.join(idle)} hardly {'works' if len(idle) == 1 else 'work'} while others do"
     elif idle and all(device.sensors.num_samples < 2 for device in result.devices):
         used = max(device.sensors.memory_used_bytes or 0 for device in result.devices)
-        text = "One idle sample says nothing: it may be from before the job began"
+        text = _ONE_IDLE
         if used >= _OF_A_JOB:
             text = f"At this moment no GPU works, although a job holds {format_bytes(used)} of one"
     elif idle:
