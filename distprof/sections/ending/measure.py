@@ -1300,8 +1300,10 @@ def _peer(output: JobOutput) -> EndingResult | None:
         line = f"{who} failed in NCCL{where}: {_warned(warning)}{also}."
         steps = steps[1:]
     advice = advice_on(event.yields, f"{line}{tail} {event.text}")
+    if event.yields == "nccl" and not advice:
+        advice = advice_on("device" if "uda failure" in line.lower() else "network", line)
     if event.name == "nccl-cuda":  # this is the warning that names the call
-        steps = () if advice else advice_on("device", line)
+        steps = ()
     steps = (*advice, *steps[1:]) if advice and event.yields == "network" else (*advice, *steps)
     listed = "".join(e.fields["listed"] for e in _of(output, "interfaces"))
     cards = dict(re.findall(r"([\w.@-]+):(\S+?)<", listed)).items()
