@@ -53,7 +53,7 @@ _VERBS_BYTES = {"MB": 1 << 20, "MiB": 1 << 20, "Gb": 1e9 / 8}
 _LARGE_BYTES = 1 << 20
 
 _BYTES = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-_US = {"n": 1e-3, "u": 1.0, "µ": 1.0, "m": 1e3, "s": 1e6}
+_US = {"n": 1e-3, "u": 1.0, "µ": 1.0, "μ": 1.0, "m": 1e3, "s": 1e6}
 _MOST_COLUMNS = 40
 _ROUNDING = 0.005
 """GB/s by which printed bandwidths may be off."""

@@ -129,6 +129,12 @@ def test_tests_of_one_rank_have_no_bandwidth():
         ("sizes-with-underscores.log", "reaches 237 GB/s bus bandwidth at 1.07 GB"),
         ("runs-that-share-small-sizes.log", "This test reaches 6.12 GB/s at 1.05 MB"),
         (
+            "a-test-below-an-idle-sample.log",
+            "all_reduce over 2 ranks in one node reaches 4.07 GB/s bus bandwidth at 268 MB",
+        ),
+        ("falls-inside-a-node.log", "and falls to 59.9 GB/s from 537 MB on: repeat it, look for"),
+        ("latency-with-a-greek-letter.md", "reaches 4.00 GB/s at 8.39 MB"),
+        (
             "tests-that-did-not-join.log",
             "2 tests ran at a time, each by itself over 2 ranks in one node: nothing was measured "
             "between them",

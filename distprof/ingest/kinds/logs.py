@@ -335,10 +335,13 @@ def _content(path: str) -> str:
 
     if path.lower().endswith(_JSON) and JOURNAL.encode() not in start.split(b"\n", 1)[0]:
         return "samples" if is_amd_json(start[:_SNIFFED_JSON].decode("utf-8", "replace")) else ""
-    if kind := content_of(start):
-        return kind
+    kind = content_of(start)
     # Tables in the middle of text, unless a program printed them between its iterations.
-    return "samples" if holds_tables(start) and not TRAINING_LOG.fits(path) else ""
+    if not kind and holds_tables(start) and not TRAINING_LOG.fits(path):
+        kind = "samples"
+    is_test = all(sign in start for sign in machine.TEST_SIGNS)  # which says more than sensors
+    is_test = is_test or (b"P2P=" in start and machine.fits_machine(path))
+    return "" if kind == "samples" and is_test else kind
 
 
 def _join_devices(run: Run, log: DeviceLog) -> Run:

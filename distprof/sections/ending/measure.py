@@ -1260,8 +1260,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
     whom = f" ({peer})" if peer else ""
     is_named = victims and (event.rank is not None or event.yields != "network")
     writer = words().search("writer", event.text)
-    who = f"A process on {writer[1]}" if writer else "A process"
-    who = capitalized(name_ranks(victims)) if is_named else who
+    host = writer[1] if writer else event.fields.get("host", "")
+    who = capitalized(name_ranks(victims)) if is_named else f"A process{host and f' on {host}'}"
     if {"how", "target"} & event.fields.keys() or event.name == "nccl-connect":
         target = f" ({event.fields['target']})" if "target" in event.fields else whom
         what = event.fields.get("what", "connection refused")
@@ -1324,7 +1324,7 @@ def _frozen(output: JobOutput) -> EndingResult | None:
     events = _of(output, "frozen", "timeout")
     ranks = sorted({event.rank for event in events if event.rank is not None})
     least = ("npu-sync", "operations-failed")
-    event = min(events, key=lambda e: ("tag" not in e.fields, e.name in least))
+    event = min(events, key=lambda e: (len({"tag", "remote"} - e.fields.keys()), e.name in least))
     who = name_ranks(ranks) if ranks else _only_ended(output) or "a process"
     kinds = {operation_kind(e.fields["op"]) for e in events if "op" in e.fields}
     raised = _of(output, "cut", "exception", "frames")
