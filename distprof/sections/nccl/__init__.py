@@ -52,7 +52,8 @@ class NcclTransport(Record, frozen=True, kw_only=True):
     @property
     def is_rdma(self) -> bool:
         """Whether network cards move the data without the operating system."""
-        return self.transport.startswith("NET/") and not self.transport.endswith("Socket")
+        is_tcp = self.transport.endswith(("Socket", "FasTrak")) or "TCPX" in self.transport
+        return self.transport.startswith("NET/") and not is_tcp
 
 
 class NcclHost(Record, frozen=True, kw_only=True):
