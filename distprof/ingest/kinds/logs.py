@@ -177,10 +177,11 @@ def _is_nccl_log(path: str) -> bool:
     start = b"" if path.lower().endswith(_NEVER_READ) else beginning(path, _NCCL_BYTES)
     if begins_object(start):
         return False
-    if all(sign in start for sign in machine.TEST_SIGNS):
+    if all(sign in start for sign in machine.TEST_SIGNS) or b"float     sum " in start:
         return any(sign in start for sign in _INITIALISATION_SIGNS)
     text = start.decode("latin-1")
-    return any(_HOW[name].search(text) for name in ("nccl_line", "nccl_version"))
+    names = ("nccl_line",) if _HOW["speeds"].search(text) else ("nccl_line", "nccl_version")
+    return any(_HOW[name].search(text) for name in names)
 
 
 def _with_other_lines(run: Run) -> Run:
@@ -328,20 +329,18 @@ def _shown(path: str, root: str) -> str:
 def _content(path: str) -> str:
     """``samples``, ``errors`` or empty, by the name and the beginning of the file."""
     start = b"" if path.lower().endswith(_NEVER) else beginning(path, _DEVICE_BYTES)
-    if not start or b"\0" in start[:4096] or any(word in start for word in _WORDS):
+    is_test = all(sign in start for sign in machine.TEST_SIGNS) or b"P2P=Enabled" in start
+    if not start or b"\0" in start[:4096] or is_test or any(word in start for word in _WORDS):
         return ""
     from distprof.ingest.sensors import content_of, holds_tables
     from distprof.ingest.sensors.collect import JOURNAL, is_amd_json
 
     if path.lower().endswith(_JSON) and JOURNAL.encode() not in start.split(b"\n", 1)[0]:
         return "samples" if is_amd_json(start[:_SNIFFED_JSON].decode("utf-8", "replace")) else ""
-    kind = content_of(start)
+    if kind := content_of(start):
+        return kind
     # Tables in the middle of text, unless a program printed them between its iterations.
-    if not kind and holds_tables(start) and not TRAINING_LOG.fits(path):
-        kind = "samples"
-    is_test = all(sign in start for sign in machine.TEST_SIGNS)  # which says more than sensors
-    is_test = is_test or (b"P2P=" in start and machine.fits_machine(path))
-    return "" if kind == "samples" and is_test else kind
+    return "samples" if holds_tables(start) and not TRAINING_LOG.fits(path) else ""
 
 
 def _join_devices(run: Run, log: DeviceLog) -> Run:
@@ -419,9 +418,12 @@ def _is_output(path: str, *, is_alone: bool) -> bool:
     """
     found = _kinds(path)
     kinds = found - _STARTS - _ENDED
+    start = beginning(path, _SMALL) if kinds <= {"waiting"} else b""
+    if _HOW["speeds"].search(start.decode("latin-1")):
+        return False
     if found and not kinds:
         least = 1 + ("calls" in found)
-        foreign = foreign_format(Path(path).name, beginning(path, _SMALL))
+        foreign = foreign_format(Path(path).name, start)
         if found & {"complaint", "silence"}:
             return is_alone and (foreign is None or foreign.name.startswith(_OF_A_RUN))
         is_ended = bool(found & _ENDED) and foreign and foreign.name.startswith(_WITHOUT_TIMES)

@@ -1302,8 +1302,7 @@ def _peer(output: JobOutput) -> EndingResult | None:
     advice = advice_on(event.yields, f"{line}{tail} {event.text}")
     if event.yields == "nccl" and not advice:
         advice = advice_on("device" if "uda failure" in line.lower() else "network", line)
-    if event.name == "nccl-cuda":  # this is the warning that names the call
-        steps = ()
+    steps = () if event.name == "nccl-cuda" else steps  # this is the warning that names the call
     steps = (*advice, *steps[1:]) if advice and event.yields == "network" else (*advice, *steps)
     listed = "".join(e.fields["listed"] for e in _of(output, "interfaces"))
     cards = dict(re.findall(r"([\w.@-]+):(\S+?)<", listed)).items()
