@@ -371,7 +371,7 @@ OUTPUT_BOUND = Bound(
     reads="the output of a job", num_bytes=1 << 38, rows=20_000, names=1 << 17, beyond="skipped"
 )
 _OUTPUT_BYTES = 1 << 23
-_OF_KERNELS = {"xid", "host_memory", "crash"}
+_OF_KERNELS = {"xid", "host_memory", "crash", "stage"}
 _ERROR = {"error", "mixed"}
 _ENDED = {"finished", "closed"}
 _STARTS = {"setup", "calls", "joining", "complaint", "silence", "wait"}  # of healthy jobs, too
