@@ -372,8 +372,7 @@ def _row_below(head: Sequence[_Column], width: int, line: str) -> _Row | None:
     size, us = values["size"][0], values.get("time", [0.0])[0]
     buses = values.get("bus") or values.get("speed") or [size / us / 1e3 if us else 0.0]
     speeds, us = (buses, 0.0) if len(buses) > 1 else (values.get("speed", buses), us)
-    by_time = size / us / 1e3 if us else 0.0
-    unit = 1e3 if 400 * speeds[0] < by_time < 2500 * speeds[0] else 1.0  # GB called MB
+    unit = 1e3 if us and 4e5 < size / us / (speeds[0] or math.inf) < 2.5e6 else 1.0  # GB called MB
     pairs = [(v * unit, bus * unit) for v, bus in zip(speeds, buses, strict=False)]
     halves = tuple((us or (v and size / v / 1e3), v, bus, "") for v, bus in pairs)
     return _Row(round(size), False, False, "", halves) if size >= 1 else None
