@@ -374,7 +374,7 @@ _OUTPUT_BYTES = 1 << 23
 _OF_KERNELS = {"xid", "host_memory", "crash", "stage"}
 _ERROR = {"error", "mixed"}
 _ENDED = {"finished", "closed"}
-_STARTS = {"setup", "calls", "joining", "complaint", "silence", "wait"}  # of healthy jobs, too
+_STARTS = {"setup", "calls", "joining", "complaint", "silence", "wait", "remedy"}  # also healthy
 # Beginnings of what a run without times, and one that stands, is called.
 _WITHOUT_TIMES = ("losses of", "a progress bar")  # It says more that such a job finished.
 _OF_A_RUN = ("output of nccl-tests", "a speed of", "a single ", *_WITHOUT_TIMES)
@@ -427,7 +427,7 @@ def _is_output(path: str, *, is_alone: bool) -> bool:
         if found & {"complaint", "silence"}:
             return is_alone and (foreign is None or foreign.name.startswith(_OF_A_RUN))
         is_ended = bool(found & _ENDED) and foreign and foreign.name.startswith(_WITHOUT_TIMES)
-        is_foreign = foreign is not None and not is_ended
+        is_foreign = (foreign is not None and not is_ended) or found == {"remedy"}
         is_other = is_foreign or fits_nccl_log(path) or fits_training_log(path, least=least)
         return is_alone and not (is_other or fits_device_log(path))
     if kinds <= _ERROR and not is_alone:

@@ -1856,9 +1856,9 @@ def _why_mixed(output: JobOutput) -> str:
     return "is incomplete, or several ranks wrote into it"
 
 
-def _hinted(output: JobOutput) -> EndingResult | None:
+def _hinted(output: JobOutput, kind: str = "hint") -> EndingResult | None:
     """What a warning, or a quoted error within a sentence, says if nothing else is known."""
-    events = [e for e in _of(output, "hint") if _row(e).says or _is_of_program(e)]
+    events = [e for e in _of(output, kind) if _row(e).says or _is_of_program(e)]
     if not events or not _is_at_end(events[0], output):
         return None
     if "type" not in events[0].fields:
@@ -1975,6 +1975,7 @@ _CAUSES: dict[Callable[[JobOutput], EndingResult | None], tuple[str, ...]] = {
     _mixed: (),
     diagnose_stacks: (),
     _crossed: ("complaint",),
+    partial(_hinted, kind="remedy"): ("remedy",),
     _at_stage: (),
     _joining: (),
     _calls: (),
