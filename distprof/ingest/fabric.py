@@ -53,7 +53,7 @@ _VERBS_BYTES = {"MB": 1 << 20, "MiB": 1 << 20, "Gb": 1e9 / 8}
 _LARGE_BYTES = 1 << 20
 
 _BYTES = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-_US = {"n": 1e-3, "u": 1.0, "µ": 1.0, "m": 1e3, "s": 1e6}
+_US = {"n": 1e-3, "u": 1.0, "µ": 1.0, "μ": 1.0, "m": 1e3, "s": 1e6}
 _MOST_COLUMNS = 40
 _ROUNDING = 0.005
 """GB/s by which printed bandwidths may be off."""
@@ -372,7 +372,8 @@ def _row_below(head: Sequence[_Column], width: int, line: str) -> _Row | None:
     size, us = values["size"][0], values.get("time", [0.0])[0]
     buses = values.get("bus") or values.get("speed") or [size / us / 1e3 if us else 0.0]
     speeds, us = (buses, 0.0) if len(buses) > 1 else (values.get("speed", buses), us)
-    pairs = zip(speeds, buses, strict=False)
+    unit = 1e3 if us and 4e5 < size / us / (speeds[0] or math.inf) < 2.5e6 else 1.0  # GB called MB
+    pairs = [(v * unit, bus * unit) for v, bus in zip(speeds, buses, strict=False)]
     halves = tuple((us or (v and size / v / 1e3), v, bus, "") for v, bus in pairs)
     return _Row(round(size), False, False, "", halves) if size >= 1 else None
 

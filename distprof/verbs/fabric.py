@@ -138,7 +138,8 @@ def _speed(curve: FabricCurve, profile: FabricFile) -> str:
     beyond = [*takewhile(lambda p: 2 * p.busbw_bytes_per_s < best.busbw_bytes_per_s, ordered)][::-1]
     if beyond:
         slowest = min(p.busbw_bytes_per_s for p in beyond)
-        return reaches + _say("falls", slowest=slowest, beyond=beyond[0].bytes)
+        falls = "falls" if curve.num_nodes != 1 else "falls inside"
+        return reaches + _say(falls, slowest=slowest, beyond=beyond[0].bytes)
     if curve.fit is not None and not _is_loose(curve.fit):
         below = format_bytes(curve.fit.crossover_bytes)
         return f"{reaches}. Below {below}, it is latency-bound."

@@ -272,6 +272,7 @@ def plain(cards, version="2.18.5+cuda12.2", **fields):
         (plain("mlx5_0:1", "2.20.5+hip6.2"), "amdgpu", "nvidia-peermem"),
         (plain("", paths=("XGMI",)), "amdgpu", "nvidia-peermem"),
         (plain("efa_0"), "aws-ofi-nccl", "nvidia-peermem"),
+        (plain("cxi0"), "Slingshot", "EFA"),
         (plain("bnxt_re0:1"), "DMA-BUF", "nvidia-peermem"),
     ],
 )

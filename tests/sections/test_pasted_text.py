@@ -67,6 +67,8 @@ def test_small_messages_of_two_ranks_are_no_tests_of_one_rank():
 def test_tests_of_one_rank_have_no_bandwidth():
     with pytest.raises(InputError, match="a single rank"):
         read_fabric(str(GOLDEN / "tests-of-one-rank.log"))
+    with pytest.raises(InputError, match="a single rank"):
+        read_fabric(str(GOLDEN / "tests-of-one-rank-that-ended.log"))
 
 
 @pytest.mark.parametrize(
@@ -128,6 +130,13 @@ def test_tests_of_one_rank_have_no_bandwidth():
         ("payloads-of-a-benchmark.md", "all_reduce over 8 ranks reaches 434 GB/s bus bandwidth at"),
         ("sizes-with-underscores.log", "reaches 237 GB/s bus bandwidth at 1.07 GB"),
         ("runs-that-share-small-sizes.log", "This test reaches 6.12 GB/s at 1.05 MB"),
+        (
+            "a-test-below-an-idle-sample.log",
+            "all_reduce over 2 ranks in one node reaches 4.07 GB/s bus bandwidth at 268 MB",
+        ),
+        ("falls-inside-a-node.log", "and falls to 59.9 GB/s from 537 MB on: repeat it, look for"),
+        ("gigabytes-called-megabytes.log", "Test 1: Unidirectional reaches 24.5 GB/s, Test 2: Pi"),
+        ("latency-with-a-greek-letter.md", "reaches 4.00 GB/s at 8.39 MB"),
         (
             "tests-that-did-not-join.log",
             "2 tests ran at a time, each by itself over 2 ranks in one node: nothing was measured "

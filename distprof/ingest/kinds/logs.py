@@ -177,10 +177,11 @@ def _is_nccl_log(path: str) -> bool:
     start = b"" if path.lower().endswith(_NEVER_READ) else beginning(path, _NCCL_BYTES)
     if begins_object(start):
         return False
-    if all(sign in start for sign in machine.TEST_SIGNS):
+    if all(sign in start for sign in machine.TEST_SIGNS) or b"float     sum " in start:
         return any(sign in start for sign in _INITIALISATION_SIGNS)
     text = start.decode("latin-1")
-    return any(_HOW[name].search(text) for name in ("nccl_line", "nccl_version"))
+    names = ("nccl_line",) if _HOW["speeds"].search(text) else ("nccl_line", "nccl_version")
+    return any(_HOW[name].search(text) for name in names)
 
 
 def _with_other_lines(run: Run) -> Run:
@@ -329,7 +330,8 @@ def _shown(path: str, root: str) -> str:
 def _content(path: str) -> str:
     """``samples``, ``errors`` or empty, by the name and the beginning of the file."""
     start = b"" if path.lower().endswith(_NEVER) else beginning(path, _DEVICE_BYTES)
-    if not start or b"\0" in start[:4096] or any(word in start for word in _WORDS):
+    is_test = all(sign in start for sign in machine.TEST_SIGNS) or b"P2P=Enabled" in start
+    if not start or b"\0" in start[:4096] or is_test or any(word in start for word in _WORDS):
         return ""
     from distprof.ingest.sensors import content_of, holds_tables
     from distprof.ingest.sensors.collect import JOURNAL, is_amd_json
@@ -370,10 +372,10 @@ OUTPUT_BOUND = Bound(
     reads="the output of a job", num_bytes=1 << 38, rows=20_000, names=1 << 17, beyond="skipped"
 )
 _OUTPUT_BYTES = 1 << 23
-_OF_KERNELS = {"xid", "host_memory", "crash"}
+_OF_KERNELS = {"xid", "host_memory", "crash", "stage"}
 _ERROR = {"error", "mixed"}
 _ENDED = {"finished", "closed"}
-_STARTS = {"setup", "calls", "joining", "complaint", "silence", "wait"}  # of healthy jobs, too
+_STARTS = {"setup", "calls", "joining", "complaint", "silence", "wait", "remedy"}  # also healthy
 # Beginnings of what a run without times, and one that stands, is called.
 _WITHOUT_TIMES = ("losses of", "a progress bar")  # It says more that such a job finished.
 _OF_A_RUN = ("output of nccl-tests", "a speed of", "a single ", *_WITHOUT_TIMES)
@@ -417,13 +419,16 @@ def _is_output(path: str, *, is_alone: bool) -> bool:
     """
     found = _kinds(path)
     kinds = found - _STARTS - _ENDED
+    start = beginning(path, _SMALL) if kinds <= {"waiting"} else b""
+    if _HOW["speeds"].search(start.decode("latin-1")):
+        return False
     if found and not kinds:
         least = 1 + ("calls" in found)
-        foreign = foreign_format(Path(path).name, beginning(path, _SMALL))
+        foreign = foreign_format(Path(path).name, start)
         if found & {"complaint", "silence"}:
             return is_alone and (foreign is None or foreign.name.startswith(_OF_A_RUN))
         is_ended = bool(found & _ENDED) and foreign and foreign.name.startswith(_WITHOUT_TIMES)
-        is_foreign = foreign is not None and not is_ended
+        is_foreign = (foreign is not None and not is_ended) or found == {"remedy"}
         is_other = is_foreign or fits_nccl_log(path) or fits_training_log(path, least=least)
         return is_alone and not (is_other or fits_device_log(path))
     if kinds <= _ERROR and not is_alone:

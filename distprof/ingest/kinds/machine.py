@@ -129,7 +129,7 @@ def _copies(lines: Sequence[str]) -> Iterator[GpuCopies]:
                 is_both_ways=is_both_ways,
                 is_direct=is_direct,
                 num_gpus=max(map(len, matrix.values())),
-                bytes_per_s=median(speed for speed, _ in pairs) * 1e9,
+                bytes_per_s=median(one[0] for one in sorted(pairs)[bool(host) :] or pairs) * 1e9,
                 slowest_bytes_per_s=least * 1e9,
                 slowest=slowest,
                 host=host,

@@ -68,6 +68,7 @@ def holds_marks(line: str) -> bool:
     return (
         _DRIVER in line
         or "[IO_PAGE_FAULT " in line
+        or "DMAR: [DMA " in line
         or "]: segfault at " in line
         or "traps: " in line
         or "]: unhandled exception: " in line
@@ -149,7 +150,7 @@ def _take(message: str, stamp: _Stamp, collector: Collector) -> None:
         _take_driver(message, stamp, collector)
     elif refused := _PATTERNS["refused"].search(message):
         collector.is_kernel_log = True
-        stamp.add(collector, refused[2], kind="iommu", bus_id=bus_id(refused[1]))
+        stamp.add(collector, refused[2] or "DMAR", kind="iommu", bus_id=bus_id(refused[1]))
     elif found := _PATTERNS["crash"].match(message) or _PATTERNS["killed"].match(message):
         collector.is_kernel_log = True
         resident = sum(int(n) for n in _PATTERNS["resident"].findall(found["text"])) << 10

@@ -1260,8 +1260,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
     whom = f" ({peer})" if peer else ""
     is_named = victims and (event.rank is not None or event.yields != "network")
     writer = words().search("writer", event.text)
-    who = f"A process on {writer[1]}" if writer else "A process"
-    who = capitalized(name_ranks(victims)) if is_named else who
+    host = writer[1] if writer else event.fields.get("host", "")
+    who = capitalized(name_ranks(victims)) if is_named else f"A process{host and f' on {host}'}"
     if {"how", "target"} & event.fields.keys() or event.name == "nccl-connect":
         target = f" ({event.fields['target']})" if "target" in event.fields else whom
         what = event.fields.get("what", "connection refused")
@@ -1300,8 +1300,9 @@ def _peer(output: JobOutput) -> EndingResult | None:
         line = f"{who} failed in NCCL{where}: {_warned(warning)}{also}."
         steps = steps[1:]
     advice = advice_on(event.yields, f"{line}{tail} {event.text}")
-    if event.name == "nccl-cuda":  # this is the warning that names the call
-        steps = () if advice else advice_on("device", line)
+    if event.yields == "nccl" and not advice:
+        advice = advice_on("device" if "uda failure" in line.lower() else "network", line)
+    steps = () if event.name == "nccl-cuda" else steps  # this is the warning that names the call
     steps = (*advice, *steps[1:]) if advice and event.yields == "network" else (*advice, *steps)
     listed = "".join(e.fields["listed"] for e in _of(output, "interfaces"))
     cards = dict(re.findall(r"([\w.@-]+):(\S+?)<", listed)).items()
@@ -1322,7 +1323,7 @@ def _frozen(output: JobOutput) -> EndingResult | None:
     events = _of(output, "frozen", "timeout")
     ranks = sorted({event.rank for event in events if event.rank is not None})
     least = ("npu-sync", "operations-failed")
-    event = min(events, key=lambda e: ("tag" not in e.fields, e.name in least))
+    event = min(events, key=lambda e: (len({"tag", "remote"} - e.fields.keys()), e.name in least))
     who = name_ranks(ranks) if ranks else _only_ended(output) or "a process"
     kinds = {operation_kind(e.fields["op"]) for e in events if "op" in e.fields}
     raised = _of(output, "cut", "exception", "frames")
@@ -1855,9 +1856,9 @@ def _why_mixed(output: JobOutput) -> str:
     return "is incomplete, or several ranks wrote into it"
 
 
-def _hinted(output: JobOutput) -> EndingResult | None:
+def _hinted(output: JobOutput, kind: str = "hint") -> EndingResult | None:
     """What a warning, or a quoted error within a sentence, says if nothing else is known."""
-    events = [e for e in _of(output, "hint") if _row(e).says or _is_of_program(e)]
+    events = [e for e in _of(output, kind) if _row(e).says or _is_of_program(e)]
     if not events or not _is_at_end(events[0], output):
         return None
     if "type" not in events[0].fields:
@@ -1974,6 +1975,7 @@ _CAUSES: dict[Callable[[JobOutput], EndingResult | None], tuple[str, ...]] = {
     _mixed: (),
     diagnose_stacks: (),
     _crossed: ("complaint",),
+    partial(_hinted, kind="remedy"): ("remedy",),
     _at_stage: (),
     _joining: (),
     _calls: (),

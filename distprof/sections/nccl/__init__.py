@@ -52,7 +52,7 @@ class NcclTransport(Record, frozen=True, kw_only=True):
     @property
     def is_rdma(self) -> bool:
         """Whether network cards move the data without the operating system."""
-        return self.transport.startswith("NET/") and not self.transport.endswith("Socket")
+        return bool(re.match(r"NET/(?!.*(?:Socket$|FasTrak|TCPX))", self.transport))
 
 
 class NcclHost(Record, frozen=True, kw_only=True):

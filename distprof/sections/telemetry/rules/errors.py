@@ -186,10 +186,11 @@ def _fabric_draft(error: DeviceError) -> Draft:
 
 
 def _iommu_draft(error: DeviceError) -> Draft:
-    times = f"{_times(error.count)}{when_of(error)}"
+    times, is_gpu = f"{_times(error.count)}{when_of(error)}", error.text != "DMAR"
+    whose, such = (error.device or "a GPU", "") if is_gpu else ("a device", "if it is a GPU, ")
     return Draft(
-        headline=f"The IOMMU refused accesses of {error.device or 'a GPU'}",
-        message=f"Page faults ({error.text}), {times}: copies between GPUs stand or fail.",
+        headline=f"The IOMMU refused accesses of {whose}",
+        message=f"Page faults ({error.text}), {times}: {such}copies between GPUs stand or fail.",
         fix=advice("device-errors", "iommu"),
         evidence=("telemetry.errors",),
     )
