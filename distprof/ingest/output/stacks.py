@@ -130,7 +130,8 @@ def _headless(before: Sequence[str], lines: Sequence[str]) -> tuple[list[_Listed
     above = list(_leading(before[::-1], _HOW["spied"]))
     own = list(_leading(lines, _HOW["spied"]))
     head = before[-len(above) - 1] if len(above) < len(before) else ""
-    if len(above) + len(own) < _FEWEST_FRAMES or _HOW["of_thread"].match(head):
+    fewest = _FEWEST_FRAMES - ("(torch/distributed/" in lines[0])
+    if len(above) + len(own) < fewest or _HOW["of_thread"].match(head):
         return [], 0  # other threads tell nothing of what a rank waits for
     return [((None,), calls_of([*above[::-1], *own], _HOW["spied"]))], len(own)
 

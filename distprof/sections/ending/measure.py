@@ -150,7 +150,10 @@ def _of_author(output: JobOutput) -> JobOutput:
 def _last_bar(output: JobOutput) -> Iterator[str]:
     """How far a job came that was ended, according to the last bar of progress near its end."""
     lines = next(iter(output.ends.values()), ()) if len(output.ends) == 1 else ()
-    for bar in [b for line in lines for b in re.finditer(words().patterns["bar"], line)][-1:]:
+    bars = [b for line in lines for b in re.finditer(words().patterns["bar"], line)]
+    ended = {bar["total"] for bar in bars if bar["done"] == bar["total"]}
+    is_over = bool(bars) and bars[-1]["total"] in ended  # one before it may stand
+    for bar in ([b for b in bars if is_over and b["total"] not in ended] or bars)[-1:]:
         of = f" (“{bar['name'].strip()}”)" if bar["name"] else ""
         yield f"Its last bar of progress is at {int(bar['done']):,} of {int(bar['total']):,}{of}."
 
@@ -964,6 +967,9 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
     steps = advice_on("exit", f"{event.name} code {code} {why}{fate}")
     if name in words().meanings:
         meaning, steps = words().meanings[name], advice_on("signal", name)
+    if crash := _crash(output) if name == "SIGSEGV" else None:  # its stack may be there
+        meaning += "".join(re.findall(r" in [\w+-]+(?=\.$)", crash.verdict))
+        steps = crash.next_steps
     shown = (class_of("cut", e.name) for e in _of(output, "frames") if name == "SIGABRT")
     if cause := next((one for one in shown if one and one.says), None):
         meaning, steps = f"{meaning}: {cause.says}", (cause.text,)
@@ -975,7 +981,8 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
     first = " first" if others and len(ranks) < 2 else ""
     followed = f" {counted(len(others), 'other')} followed." if others else ""
     verdict = f"{who} {how}{first}{meaning}.{followed}"
-    return _made("killed" if name else "exit", verdict, event, *steps, ranks=blamed)
+    why = crash.why if crash else ()
+    return _made("killed" if name else "exit", verdict, event, *steps, ranks=blamed, why=why)
 
 
 def _reason(output: JobOutput, code: int | None = None) -> str:
@@ -1013,7 +1020,8 @@ def _crash(output: JobOutput) -> EndingResult | None:
     how = "assert" if what.startswith("Check failed") else "signal"
     stacks = (s for s in output.stacks if s.file == event.file and s.line >= event.line)
     stack = next(stacks, None)
-    own = (f"Read the code of {stack.calls[0]}.",) if stack else advice_on(how, "SIGSEGV")
+    own = () if library else advice_on(how, "SIGSEGV")
+    own = (f"Read the code of {stack.calls[0]}.",) if stack else own
     only = "" if event.rank is not None else capitalized(_only_ended(output))
     where = f"{library and f' in {library}'}{meaning}"
     text = f"{only or _subject(event)} crashed: {what[:_MAX_QUOTE]}{where}."
@@ -1251,6 +1259,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
         same = [e for e in events if e.yields == event.yields]
         named = (e for e in same if _NAMING & e.fields.keys() or e.name == "nccl-cuda")
         event = next(named, event)
+    if re.search("(?:reset|closed) by (?:remote )?peer", event.fields.get("last", "")):
+        event = next((e for e in events if e.yields == "peer"), event)
     own = [e for e in events if e.name == event.name] if event.yields == "nccl" else events
     victims = tuple(sorted({e.rank for e in own if e.rank is not None}))
     told = {e.rank for e in said_in(output)}
@@ -1668,6 +1678,10 @@ def _backend(output: JobOutput) -> str:
 def _complained(output: JobOutput) -> EndingResult | None:
     """A text that says itself that the job stands still, and shows nothing else."""
     why = next((e.fields["why"] for e in _of(output, "complaint") if "why" in e.fields), "")
+    if absent := _of(output, "absent"):
+        ranks, fields = absent[0].ranks(), absent[0].fields
+        says = words().absent[absent[0].name].format_map({**fields, "who": name_ranks(ranks)})
+        return _stuck("behind", says, absent[0], ranks=ranks)
     if why:
         text = words().says("because", why=why, error=_last_error(output))
         said = _undecided("complaint", text, "complaint")
