@@ -585,8 +585,9 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     ranks = tuple(sorted({rank for rank in same if rank is not None}))
     if event.line == 1:  # a title: the traceback under it may be cut
         tracebacks = _of(output, "cut", "frames")
-    near = (_frames(e) for e in tracebacks if event.line == 1 or _is_near(e, event))
-    frames = next((one for one in near if not words().search("launching", one)), "")
+    near = [e for e in tracebacks if event.line == 1 or _is_near(e, event)]
+    near = [one for one in map(_frames, (event, *near)) if not words().search("launching", one)]
+    frames = next(filter(None, near), "")
     place = last_own(frames)
     line, steps = _told(event) if _row(event).says else _WORDS[event.yields](event)
     if event.yields == "memory" and (at := class_of("memory-in", f"{event.text}\n{frames}\n")):
@@ -844,7 +845,7 @@ def _where_to_look(event: OutputEvent) -> str:
     """The code that raised an exception."""
     *_, last = ("", *filter(None, re.findall(words().patterns["package"], _frames(event))))
     if last and last != "torch":
-        return f"{last} raises it: compare its version with what the program requires (pip show)."
+        return f"{last} raises it: look at what it is given there, and at its version (pip show)."
     place = last_own(_frames(event))
     name, _, at = place.rstrip(")").partition(" (")
     where = at if name == "<module>" else f"{name} in {at}"
