@@ -330,7 +330,7 @@ class Reader:
         """Whether it may be said of the job: within a long file, programs print such texts."""
         num = self.lines_of.get(event.file, 0)
         is_within = num > _LONG and _SAID_LINES < event.line < num - _SAID_LINES
-        return not is_within or event.yields not in ("complaint", "silence")
+        return not is_within or event.yields not in ("absent", "complaint", "silence")
 
     def _with_last(self, key: tuple[object, ...], event: OutputEvent) -> OutputEvent:
         shown, number = self._again.get(key, ("", 0))

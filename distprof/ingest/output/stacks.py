@@ -12,7 +12,7 @@ from distprof.bounds import patterns_beside, table_beside
 
 MAX_CALLS = 30
 _MAX_TEXT = 300
-_FEWEST_FRAMES = 3  # of a stack without a head
+_FEWEST_FRAMES = 2  # of a stack without a head
 _Listed = tuple[tuple[int | None, ...], tuple[str, ...]]  # ranks and their calls
 _HOW = patterns_beside(__package__, "stacks.toml", LIBRARY=LIBRARY.pattern)
 
@@ -130,8 +130,7 @@ def _headless(before: Sequence[str], lines: Sequence[str]) -> tuple[list[_Listed
     above = list(_leading(before[::-1], _HOW["spied"]))
     own = list(_leading(lines, _HOW["spied"]))
     head = before[-len(above) - 1] if len(above) < len(before) else ""
-    fewest = _FEWEST_FRAMES - ("(torch/distributed/" in lines[0])
-    if len(above) + len(own) < fewest or _HOW["of_thread"].match(head):
+    if len(above) + len(own) < _FEWEST_FRAMES or _HOW["of_thread"].match(head):
         return [], 0  # other threads tell nothing of what a rank waits for
     return [((None,), calls_of([*above[::-1], *own], _HOW["spied"]))], len(own)
 

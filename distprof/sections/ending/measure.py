@@ -152,8 +152,8 @@ def _last_bar(output: JobOutput) -> Iterator[str]:
     lines = next(iter(output.ends.values()), ()) if len(output.ends) == 1 else ()
     bars = [b for line in lines for b in re.finditer(words().patterns["bar"], line)]
     ended = {bar["total"] for bar in bars if bar["done"] == bar["total"]}
-    is_over = bool(bars) and bars[-1]["total"] in ended  # one before it may stand
-    for bar in ([b for b in bars if is_over and b["total"] not in ended] or bars)[-1:]:
+    left = [b for b in bars if bars[-1]["total"] in ended and b["total"] not in ended]
+    for bar in (left or bars)[-1:]:
         of = f" (“{bar['name'].strip()}”)" if bar["name"] else ""
         yield f"Its last bar of progress is at {int(bar['done']):,} of {int(bar['total']):,}{of}."
 
@@ -508,7 +508,8 @@ def _host_memory(output: JobOutput) -> EndingResult | None:
 
 def _xid(output: JobOutput, cause: str = "xid") -> EndingResult | None:
     """An error of a GPU itself, or one that most often a program causes (``device``)."""
-    events = (e for e in _of(output, "xid") if _blames_program(e) == (cause == "device"))
+    read = ((e, _xid_of(e)[1]) for e in _of(output, "xid"))
+    events = (e for e, m in read if bool(m and not m.is_hardware) == (cause == "device"))
     event = next(events, None)
     if event is None:
         return None
@@ -532,11 +533,6 @@ def _xid_of(event: OutputEvent) -> tuple[int, XidMeaning | None]:
     """The error that an Xid follows from, or the Xid itself, and what it means; 0 without any."""
     number = int(event.fields.get("cause", "") or event.fields.get("code", "") or 0)
     return number, xid_meaning(number)
-
-
-def _blames_program(event: OutputEvent) -> bool:
-    _, meaning = _xid_of(event)
-    return meaning is not None and not meaning.is_hardware
 
 
 def _cancelled(output: JobOutput) -> EndingResult | None:
@@ -586,8 +582,8 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     if event.line == 1:  # a title: the traceback under it may be cut
         tracebacks = _of(output, "cut", "frames")
     near = [e for e in tracebacks if event.line == 1 or _is_near(e, event)]
-    near = [one for one in map(_frames, (event, *near)) if not words().search("launching", one)]
-    frames = next(filter(None, near), "")
+    shown = (x for x in map(_frames, (event, *near)) if not words().search("launching", x))
+    frames = next(filter(None, shown), "")
     place = last_own(frames)
     line, steps = _told(event) if _row(event).says else _WORDS[event.yields](event)
     if event.yields == "memory" and (at := class_of("memory-in", f"{event.text}\n{frames}\n")):
@@ -982,8 +978,8 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
     first = " first" if others and len(ranks) < 2 else ""
     followed = f" {counted(len(others), 'other')} followed." if others else ""
     verdict = f"{who} {how}{first}{meaning}.{followed}"
-    why = crash.why if crash else ()
-    return _made("killed" if name else "exit", verdict, event, *steps, ranks=blamed, why=why)
+    place = crash.why if crash else ()
+    return _made("killed" if name else "exit", verdict, event, *steps, ranks=blamed, why=place)
 
 
 def _reason(output: JobOutput, code: int | None = None) -> str:
@@ -1019,8 +1015,7 @@ def _crash(output: JobOutput) -> EndingResult | None:
     is_bus = "SIGBUS" if re.search("Bus error|SIGBUS", what) else ""
     meaning = words().meanings["SIGBUS"].replace(" (bus error)", "") if is_bus else ""
     how = "assert" if what.startswith("Check failed") else "signal"
-    stacks = (s for s in output.stacks if s.file == event.file and s.line >= event.line)
-    stack = next(stacks, None)
+    stack = next((s for s in output.stacks if s.file == event.file and s.line >= event.line), None)
     own = () if library else advice_on(how, "SIGSEGV")
     own = (f"Read the code of {stack.calls[0]}.",) if stack else own
     only = "" if event.rank is not None else capitalized(_only_ended(output))
@@ -1680,9 +1675,8 @@ def _complained(output: JobOutput) -> EndingResult | None:
     """A text that says itself that the job stands still, and shows nothing else."""
     why = next((e.fields["why"] for e in _of(output, "complaint") if "why" in e.fields), "")
     if absent := _of(output, "absent"):
-        ranks, fields = absent[0].ranks(), absent[0].fields
-        says = words().absent[absent[0].name].format_map({**fields, "who": name_ranks(ranks)})
-        return _stuck("behind", says, absent[0], ranks=ranks)
+        (told, steps), ranks = _told(absent[0]), absent[0].ranks()
+        return _stuck("behind" if ranks else "complaint", told, absent[0], *steps, ranks=ranks)
     if why:
         text = words().says("because", why=why, error=_last_error(output))
         said = _undecided("complaint", text, "complaint")
