@@ -200,7 +200,8 @@ def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
     ends: dict[str, int] = {}
     begun = {e.file: e.line for e in _of(output, "begun")}
     for event in _of(output, "begun"):
-        is_apart = event.text.startswith("nohup: ") or event.line < stood.get(event.file, 0)
+        is_apart = bool(re.search("^nohup: |Rank of current process", event.text))
+        is_apart |= event.line < stood.get(event.file, 0)
         if _is_begun_again(event, events) and (is_apart or _trains(event, output)):
             ends[event.file] = max(ends.get(event.file, 0), event.line - 1)
     for event in events:
