@@ -387,9 +387,10 @@ class OutputEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     def ranks(self) -> tuple[int, ...]:
         """The ranks in a captured list, such as ``1, 2, 5``."""
-        words = re.split(r"[][,\s]+|/job:\w+/replica:\d+/task:", self.fields.get("ranks", ""))
-        numbers = [word.strip() for word in words]
-        return tuple(int(n) for n in numbers if n.isascii() and n.isdigit() and len(n) < 8)
+        text = self.fields.get("ranks", "")
+        spans = re.findall(r"(?:task:|(?<![\w:.]))(\d{1,7})(?:-(\d{1,7}))?(?!\d)", text, re.ASCII)
+        ends = ((int(first), int(last or first)) for first, last in spans)
+        return tuple(n for a, b in ends for n in range(a, min(b, a + 1023) + 1))
 
 
 class OutputStack(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import islice
 
 import numpy as np
@@ -134,7 +134,8 @@ class Reader:
             end = (end + block[-_END:])[-_END:]
             keep = self._take(data, skip, before, shown, rank, is_last=False)
             self._time_at(data, keep, keep)
-            first = _line_back(data, keep, _most_before()) if keep < len(data) else keep
+            most = max(row.before for row in expressions())
+            first = _line_back(data, keep, most) if keep < len(data) else keep
             before += len(_line_ends(data[:first]))
             rest, skip = data[first:], keep - first
         self._take(rest, skip, before, shown, rank, is_last=True)
@@ -330,7 +331,7 @@ class Reader:
         """Whether it may be said of the job: within a long file, programs print such texts."""
         num = self.lines_of.get(event.file, 0)
         is_within = num > _LONG and _SAID_LINES < event.line < num - _SAID_LINES
-        return not is_within or event.yields not in ("complaint", "silence")
+        return not is_within or event.yields not in ("absent", "complaint", "silence")
 
     def _with_last(self, key: tuple[object, ...], event: OutputEvent) -> OutputEvent:
         shown, number = self._again.get(key, ("", 0))
@@ -425,12 +426,6 @@ def _searched(row: Expression, text: str) -> dict[str, str] | None:
         return row.search(text)
     joined = (row.search(text.replace("\n", by)) for by in ("", " "))
     return max(joined, key=lambda fields: len(fields or ()))
-
-
-@cache
-def _most_before() -> int:
-    """Lines before a sign that a record may have, at most."""
-    return max(row.before for row in expressions())
 
 
 def _line_back(data: bytes, start: int, count: int) -> int:

@@ -12,7 +12,7 @@ from distprof.bounds import patterns_beside, table_beside
 
 MAX_CALLS = 30
 _MAX_TEXT = 300
-_FEWEST_FRAMES = 3  # of a stack without a head
+_FEWEST_FRAMES = 2  # of a stack without a head
 _Listed = tuple[tuple[int | None, ...], tuple[str, ...]]  # ranks and their calls
 _HOW = patterns_beside(__package__, "stacks.toml", LIBRARY=LIBRARY.pattern)
 

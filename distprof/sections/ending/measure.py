@@ -150,7 +150,10 @@ def _of_author(output: JobOutput) -> JobOutput:
 def _last_bar(output: JobOutput) -> Iterator[str]:
     """How far a job came that was ended, according to the last bar of progress near its end."""
     lines = next(iter(output.ends.values()), ()) if len(output.ends) == 1 else ()
-    for bar in [b for line in lines for b in re.finditer(words().patterns["bar"], line)][-1:]:
+    bars = [b for line in lines for b in re.finditer(words().patterns["bar"], line)]
+    ended = {bar["total"] for bar in bars if bar["done"] == bar["total"]}
+    left = [b for b in bars if bars[-1]["total"] in ended and b["total"] not in ended]
+    for bar in (left or bars)[-1:]:
         of = f" (“{bar['name'].strip()}”)" if bar["name"] else ""
         yield f"Its last bar of progress is at {int(bar['done']):,} of {int(bar['total']):,}{of}."
 
@@ -197,7 +200,8 @@ def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
     ends: dict[str, int] = {}
     begun = {e.file: e.line for e in _of(output, "begun")}
     for event in _of(output, "begun"):
-        is_apart = event.text.startswith("nohup: ") or event.line < stood.get(event.file, 0)
+        is_apart = bool(re.search("^nohup: |Rank of current process", event.text))
+        is_apart |= event.line < stood.get(event.file, 0)
         if _is_begun_again(event, events) and (is_apart or _trains(event, output)):
             ends[event.file] = max(ends.get(event.file, 0), event.line - 1)
     for event in events:
@@ -505,7 +509,8 @@ def _host_memory(output: JobOutput) -> EndingResult | None:
 
 def _xid(output: JobOutput, cause: str = "xid") -> EndingResult | None:
     """An error of a GPU itself, or one that most often a program causes (``device``)."""
-    events = (e for e in _of(output, "xid") if _blames_program(e) == (cause == "device"))
+    read = ((e, _xid_of(e)[1]) for e in _of(output, "xid"))
+    events = (e for e, m in read if bool(m and not m.is_hardware) == (cause == "device"))
     event = next(events, None)
     if event is None:
         return None
@@ -529,11 +534,6 @@ def _xid_of(event: OutputEvent) -> tuple[int, XidMeaning | None]:
     """The error that an Xid follows from, or the Xid itself, and what it means; 0 without any."""
     number = int(event.fields.get("cause", "") or event.fields.get("code", "") or 0)
     return number, xid_meaning(number)
-
-
-def _blames_program(event: OutputEvent) -> bool:
-    _, meaning = _xid_of(event)
-    return meaning is not None and not meaning.is_hardware
 
 
 def _cancelled(output: JobOutput) -> EndingResult | None:
@@ -582,8 +582,9 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     ranks = tuple(sorted({rank for rank in same if rank is not None}))
     if event.line == 1:  # a title: the traceback under it may be cut
         tracebacks = _of(output, "cut", "frames")
-    near = (_frames(e) for e in tracebacks if event.line == 1 or _is_near(e, event))
-    frames = next((one for one in near if not words().search("launching", one)), "")
+    near = [e for e in tracebacks if event.line == 1 or _is_near(e, event)]
+    shown = (x for x in map(_frames, (event, *near)) if not words().search("launching", x))
+    frames = next(filter(None, shown), "")
     place = last_own(frames)
     line, steps = _told(event) if _row(event).says else _WORDS[event.yields](event)
     if event.yields == "memory" and (at := class_of("memory-in", f"{event.text}\n{frames}\n")):
@@ -841,7 +842,7 @@ def _where_to_look(event: OutputEvent) -> str:
     """The code that raised an exception."""
     *_, last = ("", *filter(None, re.findall(words().patterns["package"], _frames(event))))
     if last and last != "torch":
-        return f"{last} raises it: compare its version with what the program requires (pip show)."
+        return f"{last} raises it: look at what it is given there, and at its version (pip show)."
     place = last_own(_frames(event))
     name, _, at = place.rstrip(")").partition(" (")
     where = at if name == "<module>" else f"{name} in {at}"
@@ -964,6 +965,9 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
     steps = advice_on("exit", f"{event.name} code {code} {why}{fate}")
     if name in words().meanings:
         meaning, steps = words().meanings[name], advice_on("signal", name)
+    if crash := _crash(output) if name == "SIGSEGV" else None:  # its stack may be there
+        meaning += "".join(re.findall(r" in [\w+-]+(?=\.$)", crash.verdict))
+        steps = crash.next_steps
     shown = (class_of("cut", e.name) for e in _of(output, "frames") if name == "SIGABRT")
     if cause := next((one for one in shown if one and one.says), None):
         meaning, steps = f"{meaning}: {cause.says}", (cause.text,)
@@ -975,7 +979,8 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
     first = " first" if others and len(ranks) < 2 else ""
     followed = f" {counted(len(others), 'other')} followed." if others else ""
     verdict = f"{who} {how}{first}{meaning}.{followed}"
-    return _made("killed" if name else "exit", verdict, event, *steps, ranks=blamed)
+    place = crash.why if crash else ()
+    return _made("killed" if name else "exit", verdict, event, *steps, ranks=blamed, why=place)
 
 
 def _reason(output: JobOutput, code: int | None = None) -> str:
@@ -1011,9 +1016,9 @@ def _crash(output: JobOutput) -> EndingResult | None:
     is_bus = "SIGBUS" if re.search("Bus error|SIGBUS", what) else ""
     meaning = words().meanings["SIGBUS"].replace(" (bus error)", "") if is_bus else ""
     how = "assert" if what.startswith("Check failed") else "signal"
-    stacks = (s for s in output.stacks if s.file == event.file and s.line >= event.line)
-    stack = next(stacks, None)
-    own = (f"Read the code of {stack.calls[0]}.",) if stack else advice_on(how, "SIGSEGV")
+    stack = next((s for s in output.stacks if s.file == event.file and s.line >= event.line), None)
+    own = () if library else advice_on(how, "SIGSEGV")
+    own = (f"Read the code of {stack.calls[0]}.",) if stack else own
     only = "" if event.rank is not None else capitalized(_only_ended(output))
     where = f"{library and f' in {library}'}{meaning}"
     text = f"{only or _subject(event)} crashed: {what[:_MAX_QUOTE]}{where}."
@@ -1251,6 +1256,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
         same = [e for e in events if e.yields == event.yields]
         named = (e for e in same if _NAMING & e.fields.keys() or e.name == "nccl-cuda")
         event = next(named, event)
+    if re.search("(?:reset|closed) by (?:remote )?peer", event.fields.get("last", "")):
+        event = next((e for e in events if e.yields == "peer"), event)
     own = [e for e in events if e.name == event.name] if event.yields == "nccl" else events
     victims = tuple(sorted({e.rank for e in own if e.rank is not None}))
     told = {e.rank for e in said_in(output)}
@@ -1669,6 +1676,9 @@ def _backend(output: JobOutput) -> str:
 def _complained(output: JobOutput) -> EndingResult | None:
     """A text that says itself that the job stands still, and shows nothing else."""
     why = next((e.fields["why"] for e in _of(output, "complaint") if "why" in e.fields), "")
+    if absent := _of(output, "absent"):
+        (told, steps), ranks = _told(absent[0]), absent[0].ranks()
+        return _stuck("behind" if ranks else "complaint", told, absent[0], *steps, ranks=ranks)
     if why:
         text = words().says("because", why=why, error=_last_error(output))
         said = _undecided("complaint", text, "complaint")

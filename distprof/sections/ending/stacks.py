@@ -89,7 +89,9 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
             told = "No stack shows a rank that the others wait for."
             if count > 1 and len(stacks) == 1 and waiting and waiting[0].activity == "collective":
                 told = words().says("perhaps all processes", count=f"{count:,}")
-            if said_op:
+            if said_op and words().search("others_wait", said_by(output)):
+                told, says, said_op = f"The others are said to wait in {said_op}.", said_op, ""
+            elif said_op:
                 parts = [f"a process is said to wait in {said_op}"]
                 told = f"Then it waits for ranks that did not come to {_call(stacks[-1])}."
             elif stacks[-1].activity in words().kinds["holding"]:
