@@ -427,11 +427,13 @@ def _steps(found: EndingResult) -> Iterator[str]:
         yield from words().steps["long work"]
     if blamed:
         who = name_ranks(blamed)
-        yield f"Read the end of the log of {who}, and get its Python stack: py-spy dump."
+        its = "its Python stack" if len(blamed) == 1 else "their Python stacks"
+        yield f"Read the end of the log of {who}, and get {its}: py-spy dump."
     if {one.seq for one in found.positions} == {1}:
         yield from words().steps["first collective"]
     if found.cause in ("unfinished", "idle"):
-        yield from words().steps["none behind"]
+        is_joined = ": no rank is behind" in found.verdict
+        yield from words().steps["all launched" if is_joined else "none behind"]
     yield from words().steps["record"]
 
 
@@ -840,7 +842,8 @@ def _last_code(event: OutputEvent) -> str:
 def _where_to_look(event: OutputEvent) -> str:
     """The code that raised an exception."""
     *_, last = ("", *filter(None, re.findall(words().patterns["package"], _frames(event))))
-    if last and last != "torch":
+    is_api = words().search("of_versions", event.fields.get("type", ""))
+    if last and last != "torch" and is_api:
         return f"{last} raises it: compare its version with what the program requires (pip show)."
     place = last_own(_frames(event))
     name, _, at = place.rstrip(")").partition(" (")
@@ -857,7 +860,8 @@ def _row(event: OutputEvent) -> Expression:
 def _told(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     """What the row of an event says of it."""
     row = _row(event)
-    return row.says.format_map(event.fields)[:_MAX_QUOTE], (row.advice,)
+    steps = advice_on(row.name, event.text) or (row.advice,)
+    return row.says.format_map(event.fields)[:_MAX_QUOTE], steps
 
 
 _WORDS: dict[str, Callable[[OutputEvent], tuple[str, tuple[str, ...]]]] = {
@@ -963,7 +967,9 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
     meaning = f": {because.rstrip('.')}" if because else "" if why else _reason(output, code)
     steps = advice_on("exit", f"{event.name} code {code} {why}{fate}")
     if name in words().meanings:
-        meaning, steps = words().meanings[name], advice_on("signal", name)
+        is_shown = any(words().search("backtrace", line) for line in output.end_lines)
+        stack = ", with its stack" * is_shown
+        meaning, steps = words().meanings[name], advice_on("signal", f"{name}{stack}")
     shown = (class_of("cut", e.name) for e in _of(output, "frames") if name == "SIGABRT")
     if cause := next((one for one in shown if one and one.says), None):
         meaning, steps = f"{meaning}: {cause.says}", (cause.text,)
@@ -1288,7 +1294,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
         suspects = ()
     is_logged = any("NCCL INFO" in line for line in output.end_lines)
     logged = "nccl logged" if is_logged and event.yields == "nccl" else event.yields
-    steps, tail = words().steps[logged], ""
+    backend = "gloo" if "gloo" in event.text else _backend(output)
+    steps, tail = words().steps.get(f"{backend} {logged}", words().steps[logged]), ""
     warning = _warning_near(event, output, sys.maxsize)
     if suspects:
         tail = f" {capitalized(name_ranks(suspects))} reported nothing."
@@ -1301,8 +1308,9 @@ def _peer(output: JobOutput) -> EndingResult | None:
         steps = steps[1:]
     advice = advice_on(event.yields, f"{line}{tail} {event.text}")
     if event.name == "nccl-cuda":  # this is the warning that names the call
-        steps = () if advice else advice_on("device", line)
-    steps = (*advice, *steps[1:]) if advice and event.yields == "network" else (*advice, *steps)
+        steps = () if advice else advice_on("device", f"{line} {event.text}")
+    general = {"network": steps[1:], "nccl": ()}.get(event.yields, steps)
+    steps = (*advice, *(general if advice else steps))
     listed = "".join(e.fields["listed"] for e in _of(output, "interfaces"))
     cards = dict(re.findall(r"([\w.@-]+):(\S+?)<", listed)).items()
     near = [name for name, at in cards if words().search("local", f"{name}:{at}")]
