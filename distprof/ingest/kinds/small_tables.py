@@ -877,7 +877,8 @@ def _sides(rows: Iterable[_Row], *of: str) -> ScalingTable | None:
     by_name = dict(zip(names, usual, strict=True))
     at = names.index(max(by_name, key=by_name.__getitem__))
     others = [row.name for row in alike if row.rates[at] < _SAME_SPEED * max(row.rates)]
-    note = f"This is the row {alike[0].name}" if alike[0].of == "columns" else ""
+    name = alike[0].name * (alike[0].of == "columns")
+    note = f"This is the row {name}" if any(map(str.isalpha, name)) else ""
     if len(alike) > 1:
         note = f"These are {'sums' if are_parts else 'medians'} of {len(alike)} rows"
         note += f", and in {len(others)} another is faster: {'; '.join(others[:3])}" * bool(others)

@@ -38,7 +38,8 @@ def recording_line(report: Report) -> str:
     """Contents of the traces or records of a run."""
     run = report.run
     recorded = len(run.ranks)
-    if not recorded and report.placement.machines:
+    is_empty = not (run.world_size or report.step_log.ranks or report.job.kind is not None)
+    if not recorded and (report.placement.machines or is_empty):
         return "no ranks · no steps"
     ranks = f"{recorded} of {run.world_size} ranks" if run.world_size else f"{recorded} ranks"
     if recorded == 1 and run.world_size in (1, None):

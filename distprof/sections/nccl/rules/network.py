@@ -53,7 +53,7 @@ def nccl_over_sockets(
     yield Draft(
         headline=f"{sockets:,} of {total:,} connections between nodes use TCP sockets",
         message=f"NCCL chose {', '.join(names)}{_why(nccl)}.{_idle(nccl)}",
-        fix=advice("nccl-over-sockets", "connections"),
+        fix=_access(nccl),
         cost_ns_per_step=exposed_between_nodes(collectives, times),
         confidence=Confidence.INFERRED,
         evidence=("nccl.transports", "nccl.networks"),
@@ -102,11 +102,18 @@ def _by_choice(nccl: NcclResult) -> Iterator[Draft]:
         message=(
             f"NCCL uses sockets{over_cards(nccl)} for everything between nodes{seen}{_why(nccl)}."
         ),
-        fix=advice("nccl-over-sockets", "chosen"),
+        fix=_access(nccl),
         confidence=Confidence.INFERRED,
         severity=None if several else Severity.INFO,
         evidence=("nccl.networks", "nccl.hosts"),
     )
+
+
+def _access(nccl: NcclResult) -> str:
+    """What to do so that NCCL uses another network, by the log's reason why it does not."""
+    why = why_not_fast(nccl)
+    kind = "misnamed" if " fits " in why else "disabled" if " is set" in why else "unavailable"
+    return advice("nccl-over-sockets", kind)
 
 
 def _why(nccl: NcclResult) -> str:
@@ -179,7 +186,9 @@ def _fix(nccl: NcclResult) -> str:
     versions = (version.value for version in nccl.versions)
     names = " ".join((*networks, *cards, *versions, *nccl.paths)).lower()
     fitting = (maker for maker, its in SAYS["makers"].items() if re.search(its, names))
-    return f"{advice('no-gpudirect', next(fitting, 'nvidia'))} {advice('no-gpudirect', 'all')}"
+    maker = next(fitting, "nvidia")
+    every = "" if maker == "efa" else f" {advice('no-gpudirect', 'all')}"
+    return f"{advice('no-gpudirect', maker)}{every}"
 
 
 _MOST_NAMED = 6
@@ -246,7 +255,8 @@ def _has_one(host: NcclHost) -> bool:
 def _is_short(host: NcclHost, min_ratio: float) -> bool:
     """Whether GPUs share cards while others are idle."""
     useful = min(len(host.cards), host.num_processes)
-    return bool(host.used_cards) and len(host.used_cards) < min_ratio * useful
+    is_of_sockets = "Socket" in host.networks  # interfaces, of which it uses what it is told to
+    return bool(host.used_cards) and len(host.used_cards) < min_ratio * useful and not is_of_sockets
 
 
 @rule("NET112", Severity.WARNING, costs_time=False)
