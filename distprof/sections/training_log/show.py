@@ -32,6 +32,7 @@ MIN_SLOW_RATIO = 0.02
 
 MOST_REST_RATIO = 0.3  # Timers of unknown names that leave at most this are the parts
 MOST_PARTS = 4
+MOST_OF_ALL = 0.9  # Share of the wait for input from which the rest does not matter
 
 _FEW_REPORTS, _FAR_LONGER = 3, 10  # Up to this many reports, someone chose them one by one
 _FEWEST_RISING = 5  # Reports that each take longer, which is rarely chance
@@ -132,8 +133,9 @@ def rate_text(log: TrainingLogResult) -> str:
 
 def _rates(log: TrainingLogResult) -> list[tuple[float, str]]:
     """Known rates and their units."""
+    is_game = log.origin.endswith("of the environment)")
     rates = (
-        (log.printed_samples_per_s or log.samples_per_s, "samples/s"),
+        (log.printed_samples_per_s or log.samples_per_s, f"{'steps' if is_game else 'samples'}/s"),
         (log.tokens_per_s, "tokens/s"),
         (log.tokens_per_s_per_device, "tokens/s per GPU"),
         (log.tflops, "TFLOP/s per GPU"),
@@ -156,7 +158,7 @@ def _line(log: TrainingLogResult) -> str:
         first = slower_sentence(log) or (f"The training reaches {use}." if use else "")
         no_times = f"The log of {log.origin} has no iteration times."
         no_times = f"Throughput: {rates}. {no_times}" if (rates := rate_text(log)) else no_times
-        why = f"{no_times} To see where time goes, record a trace with distprof capture -- COMMAND."
+        why = f"{no_times} To see where time goes, {_to_record(log)}."
         return f"{first} {why}" if first else why
     usual, mean = format_duration(log.median_ns), format_duration(log.mean_ns)
     time = f"{_what(log)} takes {mean}"
@@ -276,14 +278,18 @@ def _undecided(log: TrainingLogResult) -> tuple[str, str]:
     how = "" if log.timers else _TABLE["how_to_print_timers"].get(log.origin, "")
     if known.startswith(ONLY_FIRST):
         return known, "Where the time goes is not decided: keep the timers of later iterations."
-    why = "the log has no timers of it"
+    if known and log.input_timer is not None and (log.input_timer.ratio or 0.0) > MOST_OF_ALL:
+        return known, ""
+    why = "distprof finds no timers of it"
     if log.timers and not known:
         why = f"{', '.join(t.name for t in log.timers[:MOST_PARTS])} alone does not show it"
-    return known, (
-        f"Where {'the rest' if known else 'the time'} goes is not decided, because "
-        f"{why}: {f'{how}, or ' if how else ''}record a trace with distprof "
-        "capture -- COMMAND."
-    )
+    what, first = "the rest" if known else "the time", f"{how}, or " if how else ""
+    return known, f"Where {what} goes is not decided, because {why}: {first}{_to_record(log)}."
+
+
+def _to_record(log: TrainingLogResult) -> str:
+    is_other = log.origin in _TABLE["other_frameworks"]
+    return _TABLE["profile"] if is_other else "record a trace with distprof capture -- COMMAND"
 
 
 def _waiting(log: TrainingLogResult) -> str:
