@@ -723,7 +723,7 @@ def _scaling(text: str) -> ScalingTable | None:
     if is_told[0] != is_told[1]:
         grows, is_per_step = is_told[0], False
     by_count = {count: rate * count if grows else rate for count, rate in sorted(pairs.items())}
-    note = f"The share holds if the batch grows with the number of {of}: the text does not say it."
+    note = f"The share holds if the batch grows with the number of {of}."
     is_open = is_per_step and not _PATTERNS["batch_of_each"].search(text)
     for rates in (by_count, dict(sorted(pairs.items())))[: 1 + is_open]:  # or they share a batch
         first, *more = (rate / count for count, rate in rates.items())

@@ -196,15 +196,9 @@ def _why_no_steps(report: Report) -> str:
 
 def _sentences(notes: tuple[str, ...], report: Report) -> tuple[str, ...]:
     """Each note once, as a sentence; another row already says how steps were found."""
-    sentences = (_as_sentence(note) for note in notes if note)
+    sentences = (capitalized(note).rstrip(".") for note in notes if note)
     known = {report.step_time.note.rstrip(".")}
     return tuple(note for note in dict.fromkeys(sentences) if note not in known)
-
-
-def _as_sentence(note: str) -> str:
-    """The note with a capital letter, unless its first word is a name or a path."""
-    starts_with_a_word = note.split(" ", 1)[0].isalpha()
-    return (capitalized(note) if starts_with_a_word else note).rstrip(".")
 
 
 def _left_out(report: Report) -> str:

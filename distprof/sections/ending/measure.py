@@ -507,8 +507,9 @@ def _host_memory(output: JobOutput) -> EndingResult | None:
 
 def _xid(output: JobOutput, cause: str = "xid") -> EndingResult | None:
     """An error of a GPU itself, or one that most often a program causes (``device``)."""
-    events = (e for e in _of(output, "xid") if _blames_program(e) == (cause == "device"))
-    event = next(events, None)
+    events = ((e, _xid_of(e)[1]) for e in _of(output, "xid"))
+    blamed = (e for e, known in events if (known is None or known.is_hardware) == (cause == "xid"))
+    event = next(blamed, None)
     if event is None:
         return None
     watched = (e.rank for e in _of(output, "device") if e.line == event.again)
@@ -531,11 +532,6 @@ def _xid_of(event: OutputEvent) -> tuple[int, XidMeaning | None]:
     """The error that an Xid follows from, or the Xid itself, and what it means; 0 without any."""
     number = int(event.fields.get("cause", "") or event.fields.get("code", "") or 0)
     return number, xid_meaning(number)
-
-
-def _blames_program(event: OutputEvent) -> bool:
-    _, meaning = _xid_of(event)
-    return meaning is not None and not meaning.is_hardware
 
 
 def _cancelled(output: JobOutput) -> EndingResult | None:
@@ -967,8 +963,9 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
     meaning = f": {because.rstrip('.')}" if because else "" if why else _reason(output, code)
     steps = advice_on("exit", f"{event.name} code {code} {why}{fate}")
     if name in words().meanings:
-        is_shown = any(words().search("backtrace", line) for line in output.end_lines)
-        stack = ", with its stack" * is_shown
+        stack = ", with its stack" * any(
+            map(partial(words().search, "backtrace"), output.end_lines)
+        )
         meaning, steps = words().meanings[name], advice_on("signal", f"{name}{stack}")
     shown = (class_of("cut", e.name) for e in _of(output, "frames") if name == "SIGABRT")
     if cause := next((one for one in shown if one and one.says), None):

@@ -56,6 +56,7 @@ _TOLD = (_SHORT, "The log does not say", "The log holds", "The log names no unit
 _TABLE = table_beside(__package__, "phases.toml")
 _PHASES = {phase: re.compile(known) for phase, known in _TABLE["timers"].items()}
 _ADVICE = {phase: advice["text"] for advice in _TABLE["advice"] for phase in advice["on"]}
+_RECORD = dict.fromkeys(_TABLE["others"], _TABLE["profile"])
 _OUTSIDE, _PHASES_ALONE = "outside of these", "the timed phases"
 _MOST_OF_IT, _MOST_OF_BACKWARD = 0.4, 0.75
 
@@ -158,7 +159,7 @@ def _line(log: TrainingLogResult) -> str:
         first = slower_sentence(log) or (f"The training reaches {use}." if use else "")
         no_times = f"The log of {log.origin} has no iteration times."
         no_times = f"Throughput: {rates}. {no_times}" if (rates := rate_text(log)) else no_times
-        why = f"{no_times} To see where time goes, {_to_record(log)}."
+        why = f"{no_times} To see where time goes, {_RECORD.get(log.origin, _TABLE['record'])}."
         return f"{first} {why}" if first else why
     usual, mean = format_duration(log.median_ns), format_duration(log.mean_ns)
     time = f"{_what(log)} takes {mean}"
@@ -179,8 +180,7 @@ def _line(log: TrainingLogResult) -> str:
     if log.mesh.get("pp", 1) < 2:
         who = "the rank of the timers"
     text = f"{time}, and {who} computes for {format_ratio(log.compute_ratio)} of it"
-    ideal = ideal_sentence(log)
-    return f"{text}: {ideal}." if ideal else f"{text}."
+    return f"{': '.join(filter(None, (text, ideal_sentence(log))))}."
 
 
 def _phase_times(log: TrainingLogResult) -> tuple[dict[str, int], int]:
@@ -283,13 +283,9 @@ def _undecided(log: TrainingLogResult) -> tuple[str, str]:
     why = "distprof finds no timers of it"
     if log.timers and not known:
         why = f"{', '.join(t.name for t in log.timers[:MOST_PARTS])} alone does not show it"
+    record = _RECORD.get(log.origin, _TABLE["record"])
     what, first = "the rest" if known else "the time", f"{how}, or " if how else ""
-    return known, f"Where {what} goes is not decided, because {why}: {first}{_to_record(log)}."
-
-
-def _to_record(log: TrainingLogResult) -> str:
-    is_other = log.origin in _TABLE["other_frameworks"]
-    return _TABLE["profile"] if is_other else "record a trace with distprof capture -- COMMAND"
+    return known, f"Where {what} goes is not decided, because {why}: {first}{record}."
 
 
 def _waiting(log: TrainingLogResult) -> str:
@@ -498,12 +494,9 @@ def _layout(log: TrainingLogResult) -> str:
 
 
 def _pipeline(log: TrainingLogResult) -> str:
-    if log.idle_ratio is None:
-        return ideal_sentence(log)
     who = f"the {log.timer_stage} stage" if log.timer_stage else "the rank of the timers"
-    text = f"{who} does not compute for {format_ratio(log.idle_ratio)} of an iteration"
-    ideal = ideal_sentence(log)
-    return f"{text}; {ideal}" if ideal else text
+    idle = f"{who} does not compute for {format_ratio(log.idle_ratio)} of an iteration"
+    return "; ".join(filter(None, (idle * (log.idle_ratio is not None), ideal_sentence(log))))
 
 
 def _slow(log: TrainingLogResult) -> str:

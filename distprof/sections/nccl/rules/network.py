@@ -186,9 +186,7 @@ def _fix(nccl: NcclResult) -> str:
     versions = (version.value for version in nccl.versions)
     names = " ".join((*networks, *cards, *versions, *nccl.paths)).lower()
     fitting = (maker for maker, its in SAYS["makers"].items() if re.search(its, names))
-    maker = next(fitting, "nvidia")
-    every = "" if maker == "efa" else f" {advice('no-gpudirect', 'all')}"
-    return f"{advice('no-gpudirect', maker)}{every}"
+    return advice("no-gpudirect", next(fitting, "nvidia"))
 
 
 _MOST_NAMED = 6
@@ -208,7 +206,8 @@ def unused_network_cards(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:
     """
     if not has_log(nccl):
         return
-    alone = [host for host in nccl.hosts if _has_one(host)]
+    alone = [host for host in nccl.hosts if len(host.cards) == 1 and host.links]
+    alone = [host for host in alone if host.num_processes >= _MANY_GPUS]  # between them
     allowed = setting_of(nccl, "NCCL_IB_HCA")
     if alone and allowed:
         most = max(alone, key=lambda host: (host.num_processes, host.host))
@@ -247,16 +246,10 @@ def unused_network_cards(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:
 _MANY_GPUS = 4
 
 
-def _has_one(host: NcclHost) -> bool:
-    """Whether many GPUs of a host have one RDMA card between them."""
-    return len(host.cards) == 1 and bool(host.links) and host.num_processes >= _MANY_GPUS
-
-
 def _is_short(host: NcclHost, min_ratio: float) -> bool:
-    """Whether GPUs share cards while others are idle."""
+    """Whether GPUs share cards while others are idle; of interfaces, NCCL uses what it is told."""
     useful = min(len(host.cards), host.num_processes)
-    is_of_sockets = "Socket" in host.networks  # interfaces, of which it uses what it is told to
-    return bool(host.used_cards) and len(host.used_cards) < min_ratio * useful and not is_of_sockets
+    return 0 < len(host.used_cards) < min_ratio * useful and "Socket" not in host.networks
 
 
 @rule("NET112", Severity.WARNING, costs_time=False)

@@ -38,12 +38,11 @@ def forced_nccl_settings(
         for name, value in values.items()
         if name in known
         and value
+        and not (nccl.is_on_one_host and name in SAYS["between"])
         and re.fullmatch("|".join(known[name][0]) or ".*", value.strip().upper())
     }
     if any(t.where == INSIDE and t.transport.startswith("SHM") for t in nccl.transports):
         named = {name: one for name, one in named.items() if not name.startswith("NCCL_P2P")}
-    if nccl.is_on_one_host:
-        named = {name: one for name, one in named.items() if name not in SAYS["between"]}
     if not named:
         return
     parts = [f"{name}={value} ({what})" for name, (value, what) in named.items()]

@@ -259,9 +259,6 @@ def late_rank_by_summary(
     )
 
 
-_OF_INPUT = 0.5  # of what slow iterations add, from which they wait for input
-
-
 @rule(
     "STR113",
     Severity.WARNING,
@@ -283,9 +280,8 @@ def slower_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]
     if slow.is_gradual:
         kind, message = "gradual", f"They take {usual} at first and {now} later."
         headline = f"{those} get longer and longer, to {times} the first"
-    waits = log.input_timer
-    if waits is not None and waits.mean_ns - slow.usual_ns > _OF_INPUT * slow.excess_ns:
-        kind = "input"
+    if (waits := log.input_timer) and 2 * (waits.mean_ns - slow.usual_ns) > slow.excess_ns:
+        kind = "input"  # most of what they add
     yield Draft(
         headline=headline,
         message=message,
