@@ -605,7 +605,8 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     others = [e for e in said_in(output) if e.rank not in (None, *ranks)]
     is_before = all(e.line > event.line or e.file != event.file for e in others)
     first = " first" if others and is_before and len(ranks) == 1 else ""
-    text, why = f"{who} failed{first}: {line.rstrip('.')}.", words().says("last call", place=place)
+    line, why = line.rstrip(".?!"), words().says("last call", place=place)
+    text = f"{who} failed{first}: {line}."
     return _made(event.yields, text, event, *steps, why=(why,) * bool(place), ranks=ranks)
 
 
