@@ -67,7 +67,7 @@ def training_verdict(report: Report) -> VerdictText:
         return None
     log = report.training_log
     is_short = any(note.startswith(_SHORT) for note in log.unavailable)
-    nccl_line = (nccl_verdict(report) or ("",))[0]
+    nccl_line = (nccl_verdict(report) or ("",))[0].partition("What connects the ranks")[0].rstrip()
     line, undecided = _line(log), ("", "")
     for note in (one for one in log.unavailable if one.startswith(_FIRST)):
         line = f"{note} {line}"
@@ -500,7 +500,6 @@ def _pipeline(log: TrainingLogResult) -> str:
 
 
 def _slow(log: TrainingLogResult) -> str:
-    if not log.num_slow:
-        return ""
     often = f", every {log.slow_period:,}" if log.slow_period else ""
-    return f"{log.num_slow:,} above 1.2 times the median of their neighbours{often}"
+    text = f"{log.num_slow or 0:,} above 1.2 times the median of their neighbours{often}"
+    return text if log.num_slow else ""
