@@ -62,7 +62,8 @@ def _scaled(value: float | None, units: Sequence[tuple[int, str]], least: str) -
 
 def capitalized(text: str) -> str:
     """The text with a capital first letter, unless its first word is a name with others inside."""
-    is_word = text.partition(" ")[0][1:].islower() or len(text) < 2
+    first = text.partition(" ")[0]
+    is_word = (first[1:].islower() and not {*"_=/.:"} & {*first[:-1]}) or len(text) < 2
     return text[:1].upper() + text[1:] if is_word or not text[:1].isalpha() else text
 
 

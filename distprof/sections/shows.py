@@ -145,8 +145,8 @@ def _judge_measured(report: Report) -> Verdict:
 
 def _new(finding: Finding, sentences: Iterable[str]) -> tuple[str, ...]:
     given = set(_NUMBER.findall(f"{finding.headline} {finding.message}"))
-    pairs = ((sentence, set(_NUMBER.findall(sentence))) for sentence in sentences if sentence)
-    return tuple(sentence for sentence, numbers in pairs if not numbers or not numbers <= given)
+    said = ((s, set(_NUMBER.findall(s))) for s in sentences if s and s not in finding.fix)
+    return tuple(sentence for sentence, numbers in said if not numbers or not numbers <= given)
 
 
 def _of_subject(report: Report) -> Verdict:

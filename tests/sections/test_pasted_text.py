@@ -26,7 +26,7 @@ def first_lines(path: Path) -> str:
     return " ".join(
         (
             *(verdict.headline, verdict.detail, *verdict.why),
-            *(f"{finding.headline}. {finding.message}" for finding in report.findings),
+            *(f"{one.headline}. {one.message} {one.fix}" for one in report.findings),
         )
     )
 

@@ -736,7 +736,7 @@ def _scaling(text: str) -> ScalingTable | None:
     if is_told[0] != is_told[1]:
         grows, is_per_step = is_told[0], False
     by_count = {count: rate * count if grows else rate for count, rate in sorted(pairs.items())}
-    note = f"The share holds if the batch grows with the number of {of}: the text does not say it."
+    note = f"The share holds if the batch grows with the number of {of}."
     is_open = is_per_step and not (len(totals) > 1 or _PATTERNS["batch_of_each"].search(text))
     for rates in (by_count, dict(sorted(pairs.items())))[: 1 + is_open]:  # or they share a batch
         first, *more = (rate / count for count, rate in rates.items())
@@ -879,7 +879,8 @@ def _sides(rows: Iterable[_Row], *of: str) -> ScalingTable | None:
     by_name = dict(zip(names, usual, strict=True))
     at = names.index(max(by_name, key=by_name.__getitem__))
     others = [row.name for row in alike if row.rates[at] < _SAME_SPEED * max(row.rates)]
-    note = f"This is the row {alike[0].name}" if alike[0].of == "columns" else ""
+    name = alike[0].name * (alike[0].of == "columns")
+    note = f"This is the row {name}" if any(map(str.isalpha, name)) else ""
     if len(alike) > 1:
         note = f"These are {'sums' if are_parts else 'medians'} of {len(alike)} rows"
         note += f", and in {len(others)} another is faster: {'; '.join(others[:3])}" * bool(others)

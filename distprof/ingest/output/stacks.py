@@ -265,7 +265,7 @@ def calls_of_traceback(text: str) -> tuple[str, ...]:
 def last_own(text: str) -> str:
     """The innermost call of a traceback that is not in a library; empty if there is none."""
     own = [
-        f"{found['name']} ({found['file'].rpartition('/')[2]}:{found['line']})"[:_MAX_TEXT]
+        f"{found['name']} ({found['base']}:{found['line']})"[:_MAX_TEXT]
         for line in text.splitlines()
         if (found := _HOW["debugged"].match(f" {line}")) is not None
         and not _HOW["library"].search(found["file"])

@@ -38,7 +38,8 @@ def recording_line(report: Report) -> str:
     """Contents of the traces or records of a run."""
     run = report.run
     recorded = len(run.ranks)
-    if not recorded and report.placement.machines:
+    is_empty = not (run.world_size or report.step_log.ranks or report.job.kind is not None)
+    if not recorded and (report.placement.machines or is_empty):
         return "no ranks · no steps"
     ranks = f"{recorded} of {run.world_size} ranks" if run.world_size else f"{recorded} ranks"
     if recorded == 1 and run.world_size in (1, None):
@@ -195,15 +196,9 @@ def _why_no_steps(report: Report) -> str:
 
 def _sentences(notes: tuple[str, ...], report: Report) -> tuple[str, ...]:
     """Each note once, as a sentence; another row already says how steps were found."""
-    sentences = (_as_sentence(note) for note in notes if note)
+    sentences = (capitalized(note).rstrip(".") for note in notes if note)
     known = {report.step_time.note.rstrip(".")}
     return tuple(note for note in dict.fromkeys(sentences) if note not in known)
-
-
-def _as_sentence(note: str) -> str:
-    """The note with a capital letter, unless its first word is a name or a path."""
-    starts_with_a_word = note.split(" ", 1)[0].isalpha()
-    return (capitalized(note) if starts_with_a_word else note).rstrip(".")
 
 
 def _left_out(report: Report) -> str:

@@ -431,11 +431,13 @@ def _steps(found: EndingResult) -> Iterator[str]:
         yield from words().steps["long work"]
     if blamed:
         who = name_ranks(blamed)
-        yield f"Read the end of the log of {who}, and get its Python stack: py-spy dump."
+        its = "its Python stack" if len(blamed) == 1 else "their Python stacks"
+        yield f"Read the end of the log of {who}, and get {its}: py-spy dump."
     if {one.seq for one in found.positions} == {1}:
         yield from words().steps["first collective"]
     if found.cause in ("unfinished", "idle"):
-        yield from words().steps["none behind"]
+        is_joined = ": no rank is behind" in found.verdict
+        yield from words().steps["all launched" if is_joined else "none behind"]
     yield from words().steps["record"]
 
 
@@ -608,7 +610,8 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     others = [e for e in said_in(output) if e.rank not in (None, *ranks)]
     is_before = all(e.line > event.line or e.file != event.file for e in others)
     first = " first" if others and is_before and len(ranks) == 1 else ""
-    text, why = f"{who} failed{first}: {line.rstrip('.')}.", words().says("last call", place=place)
+    line, why = line.rstrip(".?!"), words().says("last call", place=place)
+    text = f"{who} failed{first}: {line}."
     return _made(event.yields, text, event, *steps, why=(why,) * bool(place), ranks=ranks)
 
 
@@ -841,8 +844,9 @@ def _last_code(event: OutputEvent) -> str:
 def _where_to_look(event: OutputEvent) -> str:
     """The code that raised an exception."""
     *_, last = ("", *filter(None, re.findall(words().patterns["package"], _frames(event))))
-    if last and last != "torch":
-        return f"{last} raises it: look at what it is given there, and at its version (pip show)."
+    is_api = words().search("of_versions", event.fields.get("type", ""))
+    if last and last != "torch" and is_api:
+        return f"{last} raises it: compare its version with what the program requires (pip show)."
     place = last_own(_frames(event))
     name, _, at = place.rstrip(")").partition(" (")
     where = at if name == "<module>" else f"{name} in {at}"
@@ -858,7 +862,8 @@ def _row(event: OutputEvent) -> Expression:
 def _told(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     """What the row of an event says of it."""
     row = _row(event)
-    return row.says.format_map(event.fields)[:_MAX_QUOTE], (row.advice,)
+    steps = advice_on(row.name, event.text) or (row.advice,)
+    return row.says.format_map(event.fields)[:_MAX_QUOTE], steps
 
 
 _WORDS: dict[str, Callable[[OutputEvent], tuple[str, tuple[str, ...]]]] = {
@@ -1295,7 +1300,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
         suspects = ()
     is_logged = any("NCCL INFO" in line for line in output.end_lines)
     logged = "nccl logged" if is_logged and event.yields == "nccl" else event.yields
-    steps, tail = words().steps[logged], ""
+    backend = "gloo" if "gloo" in event.text else _backend(output)
+    steps, tail = words().steps.get(f"{backend} {logged}", words().steps[logged]), ""
     warning = _warning_near(event, output, sys.maxsize)
     if suspects:
         tail = f" {capitalized(name_ranks(suspects))} reported nothing."
@@ -1308,9 +1314,11 @@ def _peer(output: JobOutput) -> EndingResult | None:
         steps = steps[1:]
     advice = advice_on(event.yields, f"{line}{tail} {event.text}")
     if event.yields == "nccl" and not advice:
-        advice = advice_on("device" if "uda failure" in line.lower() else "network", line)
-    steps = () if event.name == "nccl-cuda" else steps  # this is the warning that names the call
-    steps = (*advice, *steps[1:]) if advice and event.yields == "network" else (*advice, *steps)
+        kind = "device" if "uda failure" in line.lower() else "network"
+        advice = advice_on(kind, f"{line} {event.text}")
+    general = {"network": steps[1:], "nccl": ()}.get(event.yields, steps) if advice else steps
+    # NCCL's own line on CUDA is the warning that names the call.
+    steps = (*advice, *(() if event.name == "nccl-cuda" else general))
     listed = "".join(e.fields["listed"] for e in _of(output, "interfaces"))
     cards = dict(re.findall(r"([\w.@-]+):(\S+?)<", listed)).items()
     near = [name for name, at in cards if words().search("local", f"{name}:{at}")]

@@ -143,6 +143,7 @@ def _shown(result: NcclResult) -> dict[str, str]:
         "GPUs on PCIe": not paths & _FAST_PATHS and "".join(slow[:1]),
         "far card": result.card_path and SAYS["beyond"].get(result.card_path[1]),
         "far peer": result.peer_path and SAYS["beyond"].get(result.peer_path[1]),
+        "tested": result.tested,
         "unknown": result.num_unknown and f"{result.num_unknown:,} of {result.num_texts:,}",
         "assumed speed": result.card_path and result.card_path[0] == ASSUMED_GB_S,
         "interfaces": not result.is_on_one_host and ", ".join(sorted(near)[:_NAMED_WARNINGS]),

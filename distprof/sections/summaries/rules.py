@@ -57,7 +57,8 @@ def communication_by_operator_table(table: OperatorTableResult, limits: Limits) 
         f"Most is {_said(parts[0])}{' and others' if len(parts) > 1 else ''}, of "
         f"{format_duration(table.self_device_ns)}. "
     )
-    fix = _TABLE["trace"]
+    gathers = any(part.kind in ("all_gather", "reduce_scatter") for part in parts)
+    fix = _TABLE["trace"] + _TABLE["sharded"] * gathers
     if table.rows and all(row.kind in COLLECTIVES and row.num_calls for row in table.rows):
         message = f"No row is computation. Means of a call: {_means(table)}. "
         fix = _TABLE["kernels"]

@@ -768,5 +768,6 @@ def _of_top(top: TableRow) -> list[str]:
 
 def _cut(chip: str, listed: float, *, is_known: bool = False) -> str:
     """What a table without most of its rows leaves open: all, unless one of them says enough."""
-    kind, by = "cut, but known" if is_known else "cut", "cpu" if chip == "CPU" else "cuda"
-    return _say(kind, chip=chip, ratio=listed, left=min(1 - listed, 0.999), by=by)  # never all
+    left = min(1 - listed, 0.999)  # never rounded to all
+    kind, by = "cut, but known" if is_known else "cut", {"GPU": "cuda"}.get(chip, chip.lower())
+    return _say(kind, chip=chip, ratio=listed, left=left, by=by)

@@ -305,15 +305,16 @@ def _contents(result: TelemetryResult) -> list[str]:
 
 
 def _heat(result: TelemetryResult) -> str:
-    known = [
-        device.sensors.temperature_c_max
-        for device in result.devices
-        if device.sensors.temperature_c_max is not None
-    ]
-    return f"The hottest GPU reaches {max(known)} °C." if known else ""
+    known = [device.sensors.temperature_c_max or 0 for device in result.devices]
+    return f"The hottest GPU reaches {max(known)} °C." if any(known) else ""
 
 
 _NONE_SLOWED = "No GPU was throttled."
+_ALONE = ("The GPU", "look at its power limit and cooling (nvidia-smi -q -d POWER,TEMPERATURE)")
+_MOST = (
+    "The most throttled GPU",
+    "compare its clocks, power and temperature with those of the others while all work",
+)
 
 
 def _slowed(result: TelemetryResult) -> str:
@@ -327,7 +328,5 @@ def _slowed(result: TelemetryResult) -> str:
     most = max(reasons, key=lambda reason: reasons[reason], default="").replace("_", " ")
     by = f" ({most})" if most else ""
     share = format_ratio(worst.throttled_ratio)
-    return (
-        f"The most throttled GPU was slowed down{by} in {share} of its samples: compare its "
-        "clocks, power and temperature with those of the others while all work."
-    )
+    who, step = _ALONE if len(known) == 1 else _MOST
+    return f"{who} was slowed down{by} in {share} of its samples: {step}."

@@ -64,7 +64,7 @@ class SlowPeriod(Record, frozen=True, kw_only=True):
 
     def when(self, unit: str) -> str:
         """For example ``from iteration 300 to 700``; how many reports, if they have no numbers."""
-        if self.first_iteration is None:
+        if self.first_iteration is None or self.last_iteration == self.first_iteration:
             return f"for {self.num_reports:,} reports"
         end = "on" if self.last_iteration is None else f"to {self.last_iteration:,}"
         return f"from {unit} {self.first_iteration:,} {end}"

@@ -32,6 +32,7 @@ MIN_SLOW_RATIO = 0.02
 
 MOST_REST_RATIO = 0.3  # Timers of unknown names that leave at most this are the parts
 MOST_PARTS = 4
+MOST_OF_ALL = 0.9  # Share of the wait for input from which the rest does not matter
 
 _FEW_REPORTS, _FAR_LONGER = 3, 10  # Up to this many reports, someone chose them one by one
 _FEWEST_RISING = 5  # Reports that each take longer, which is rarely chance
@@ -56,6 +57,7 @@ _TOLD = (_SHORT, "The log does not say", "The log holds", "The log names no unit
 _TABLE = table_beside(__package__, "phases.toml")
 _PHASES = {phase: re.compile(known) for phase, known in _TABLE["timers"].items()}
 _ADVICE = {phase: advice["text"] for advice in _TABLE["advice"] for phase in advice["on"]}
+_RECORD = dict.fromkeys(_TABLE["others"], _TABLE["profile"])
 _OUTSIDE, _PHASES_ALONE = "outside of these", "the timed phases"
 _MOST_OF_IT, _MOST_OF_BACKWARD = 0.4, 0.75
 
@@ -66,7 +68,7 @@ def training_verdict(report: Report) -> VerdictText:
         return None
     log = report.training_log
     is_short = any(note.startswith(_SHORT) for note in log.unavailable)
-    nccl_line = (nccl_verdict(report) or ("",))[0]
+    nccl_line = (nccl_verdict(report) or ("",))[0].partition("What connects the ranks")[0].rstrip()
     line, undecided = _line(log), ("", "")
     for note in (one for one in log.unavailable if one.startswith(_FIRST)):
         line = f"{note} {line}"
@@ -133,8 +135,9 @@ def rate_text(log: TrainingLogResult) -> str:
 
 def _rates(log: TrainingLogResult) -> list[tuple[float, str]]:
     """Known rates and their units."""
+    is_game = log.origin.endswith("of the environment)")
     rates = (
-        (log.printed_samples_per_s or log.samples_per_s, "samples/s"),
+        (log.printed_samples_per_s or log.samples_per_s, f"{'steps' if is_game else 'samples'}/s"),
         (log.tokens_per_s, "tokens/s"),
         (log.tokens_per_s_per_device, "tokens/s per GPU"),
         (log.tflops, "TFLOP/s per GPU"),
@@ -158,7 +161,7 @@ def _line(log: TrainingLogResult) -> str:
         first = slower_sentence(log) or (f"The training reaches {use}." if use else "")
         no_times = f"The log of {log.origin} has no iteration times."
         no_times = f"Throughput: {rates}. {no_times}" if (rates := rate_text(log)) else no_times
-        why = f"{no_times} To see where time goes, record a trace with distprof capture -- COMMAND."
+        why = f"{no_times} To see where time goes, {_RECORD.get(log.origin, _TABLE['record'])}."
         return f"{first} {why}" if first else why
     usual, mean = format_duration(log.median_ns), format_duration(log.mean_ns)
     time = f"{_what(log)} takes {mean}"
@@ -179,8 +182,7 @@ def _line(log: TrainingLogResult) -> str:
     if log.mesh.get("pp", 1) < 2:
         who = "the rank of the timers"
     text = f"{time}, and {who} computes for {format_ratio(log.compute_ratio)} of it"
-    ideal = ideal_sentence(log)
-    return f"{text}: {ideal}." if ideal else f"{text}."
+    return f"{': '.join(filter(None, (text, ideal_sentence(log))))}."
 
 
 def _phase_times(log: TrainingLogResult) -> tuple[dict[str, int], int]:
@@ -278,14 +280,14 @@ def _undecided(log: TrainingLogResult) -> tuple[str, str]:
     how = "" if log.timers else _TABLE["how_to_print_timers"].get(log.origin, "")
     if known.startswith(ONLY_FIRST):
         return known, "Where the time goes is not decided: keep the timers of later iterations."
-    why = "the log has no timers of it"
+    if known and log.input_timer is not None and (log.input_timer.ratio or 0.0) > MOST_OF_ALL:
+        return known, ""
+    why = "distprof finds no timers of it"
     if log.timers and not known:
         why = f"{', '.join(t.name for t in log.timers[:MOST_PARTS])} alone does not show it"
-    return known, (
-        f"Where {'the rest' if known else 'the time'} goes is not decided, because "
-        f"{why}: {f'{how}, or ' if how else ''}record a trace with distprof "
-        "capture -- COMMAND."
-    )
+    record = _RECORD.get(log.origin, _TABLE["record"])
+    what, first = "the rest" if known else "the time", f"{how}, or " if how else ""
+    return known, f"Where {what} goes is not decided, because {why}: {first}{record}."
 
 
 def _waiting(log: TrainingLogResult) -> str:
@@ -494,16 +496,12 @@ def _layout(log: TrainingLogResult) -> str:
 
 
 def _pipeline(log: TrainingLogResult) -> str:
-    if log.idle_ratio is None:
-        return ideal_sentence(log)
     who = f"the {log.timer_stage} stage" if log.timer_stage else "the rank of the timers"
-    text = f"{who} does not compute for {format_ratio(log.idle_ratio)} of an iteration"
-    ideal = ideal_sentence(log)
-    return f"{text}; {ideal}" if ideal else text
+    idle = f"{who} does not compute for {format_ratio(log.idle_ratio)} of an iteration"
+    return "; ".join(filter(None, (idle * (log.idle_ratio is not None), ideal_sentence(log))))
 
 
 def _slow(log: TrainingLogResult) -> str:
-    if not log.num_slow:
-        return ""
     often = f", every {log.slow_period:,}" if log.slow_period else ""
-    return f"{log.num_slow:,} above 1.2 times the median of their neighbours{often}"
+    text = f"{log.num_slow or 0:,} above 1.2 times the median of their neighbours{often}"
+    return text if log.num_slow else ""

@@ -53,7 +53,7 @@ def nccl_over_sockets(
     yield Draft(
         headline=f"{sockets:,} of {total:,} connections between nodes use TCP sockets",
         message=f"NCCL chose {', '.join(names)}{_why(nccl)}.{_idle(nccl)}",
-        fix=advice("nccl-over-sockets", "connections"),
+        fix=_access(nccl),
         cost_ns_per_step=exposed_between_nodes(collectives, times),
         confidence=Confidence.INFERRED,
         evidence=("nccl.transports", "nccl.networks"),
@@ -102,11 +102,18 @@ def _by_choice(nccl: NcclResult) -> Iterator[Draft]:
         message=(
             f"NCCL uses sockets{over_cards(nccl)} for everything between nodes{seen}{_why(nccl)}."
         ),
-        fix=advice("nccl-over-sockets", "chosen"),
+        fix=_access(nccl),
         confidence=Confidence.INFERRED,
         severity=None if several else Severity.INFO,
         evidence=("nccl.networks", "nccl.hosts"),
     )
+
+
+def _access(nccl: NcclResult) -> str:
+    """What to do so that NCCL uses another network, by the log's reason why it does not."""
+    why = why_not_fast(nccl)
+    kind = "misnamed" if " fits " in why else "disabled" if " is set" in why else "unavailable"
+    return advice("nccl-over-sockets", kind)
 
 
 def _why(nccl: NcclResult) -> str:
@@ -179,7 +186,7 @@ def _fix(nccl: NcclResult) -> str:
     versions = (version.value for version in nccl.versions)
     names = " ".join((*networks, *cards, *versions, *nccl.paths)).lower()
     fitting = (maker for maker, its in SAYS["makers"].items() if re.search(its, names))
-    return f"{advice('no-gpudirect', next(fitting, 'nvidia'))} {advice('no-gpudirect', 'all')}"
+    return advice("no-gpudirect", next(fitting, "nvidia"))
 
 
 _MOST_NAMED = 6
@@ -199,7 +206,8 @@ def unused_network_cards(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:
     """
     if not has_log(nccl):
         return
-    alone = [host for host in nccl.hosts if _has_one(host)]
+    alone = [host for host in nccl.hosts if len(host.cards) == 1 and host.links]
+    alone = [host for host in alone if host.num_processes >= _MANY_GPUS]  # between them
     allowed = setting_of(nccl, "NCCL_IB_HCA")
     if alone and allowed:
         most = max(alone, key=lambda host: (host.num_processes, host.host))
@@ -238,15 +246,10 @@ def unused_network_cards(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:
 _MANY_GPUS = 4
 
 
-def _has_one(host: NcclHost) -> bool:
-    """Whether many GPUs of a host have one RDMA card between them."""
-    return len(host.cards) == 1 and bool(host.links) and host.num_processes >= _MANY_GPUS
-
-
 def _is_short(host: NcclHost, min_ratio: float) -> bool:
-    """Whether GPUs share cards while others are idle."""
+    """Whether GPUs share cards while others are idle; of interfaces, NCCL uses what it is told."""
     useful = min(len(host.cards), host.num_processes)
-    return bool(host.used_cards) and len(host.used_cards) < min_ratio * useful
+    return 0 < len(host.used_cards) < min_ratio * useful and "Socket" not in host.networks
 
 
 @rule("NET112", Severity.WARNING, costs_time=False)

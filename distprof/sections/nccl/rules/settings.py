@@ -38,6 +38,7 @@ def forced_nccl_settings(
         for name, value in values.items()
         if name in known
         and value
+        and not (nccl.is_on_one_host and name in SAYS["between"])
         and re.fullmatch("|".join(known[name][0]) or ".*", value.strip().upper())
     }
     if any(t.where == INSIDE and t.transport.startswith("SHM") for t in nccl.transports):
@@ -47,9 +48,9 @@ def forced_nccl_settings(
     parts = [f"{name}={value} ({what})" for name, (value, what) in named.items()]
     is_only_known = nccl.num_files > 0 and not nccl.num_texts  # nothing shows what NCCL uses
     is_heavy = is_only_known or bool(named.keys() & {*SAYS["inside"], "NCCL_IB_HCA"})
-    settings = counted(len(parts), "setting")
+    settings, names = counted(len(parts), "setting"), few_names([*named], 2)
     yield Draft(
-        headline=f"{settings} of the environment {verb(parts, 'restrict')} NCCL",
+        headline=f"{settings} of the environment {verb(parts, 'restrict')} NCCL: {names}",
         message=f"{' and '.join(parts)}.",
         fix=advice("forced-nccl-settings"),
         confidence=Confidence.MEASURED,

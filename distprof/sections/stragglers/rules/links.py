@@ -170,6 +170,7 @@ def _may_be_the_cpu(link: SlowLink, pauses: PausesResult) -> bool:
 
 
 MAX_NAMED = 5
+_WHOLE = 0.97  # Share of an iteration from which a timer is no part of it
 
 
 @rule(
@@ -220,7 +221,7 @@ def _fix(log: TrainingLogResult, named: tuple[int, ...]) -> str:
         return advice("slow-iterations", "periodic", period=log.slow_period)
     where = ", ".join(f"{number:,}" for number in named)
     at = f" at iterations such as {where}" if where else ""
-    return f"Look at input, the file system and the network{at}. Record sensors of the machines."
+    return f"Look at input, the file system, the network and recompilation{at}."
 
 
 @rule(
@@ -280,10 +281,13 @@ def slower_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]
     if slow.is_gradual:
         kind, message = "gradual", f"They take {usual} at first and {now} later."
         headline = f"{those} get longer and longer, to {times} the first"
+    most = (t for t in log.timers if 2 * (t.mean_ns - slow.usual_ns) > slow.excess_ns)
+    part = next((timer for timer in most if (timer.ratio or 1) < _WHOLE), None)
+    kind = kind if part is None else "input" if part == log.input_timer else "part"
     yield Draft(
         headline=headline,
         message=message,
-        fix=advice("slower-iterations", kind),
+        fix=advice("slower-iterations", kind, part=part and part.name),
         cost_ns_per_step=slow.excess_ns,
         steps=() if slow.first_iteration is None else (slow.first_iteration,),
         evidence=("training_log.slow_span",),
