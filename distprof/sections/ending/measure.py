@@ -1314,8 +1314,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
         steps = steps[1:]
     advice = advice_on(event.yields, f"{line}{tail} {event.text}")
     if event.yields == "nccl" and not advice:
-        kind = "device" if "uda failure" in line.lower() else "network"
-        advice = advice_on(kind, f"{line} {event.text}")
+        of_gpu = "uda failure" in line.lower()
+        advice = advice_on("device" if of_gpu else "network", line + event.text * of_gpu)
     general = {"network": steps[1:], "nccl": ()}.get(event.yields, steps) if advice else steps
     # NCCL's own line on CUDA is the warning that names the call.
     steps = (*advice, *(() if event.name == "nccl-cuda" else general))
