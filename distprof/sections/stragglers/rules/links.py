@@ -170,7 +170,7 @@ def _may_be_the_cpu(link: SlowLink, pauses: PausesResult) -> bool:
 
 
 MAX_NAMED = 5
-_WHOLE = 0.97  # Share of an iteration from which a timer is no part of it
+_WHOLE = 0.97  # Share of an iteration from which a timer is all of it
 
 
 @rule(
