@@ -1863,7 +1863,8 @@ def _hinted(output: JobOutput, kind: str = "hint") -> EndingResult | None:
         return None
     if "type" not in events[0].fields:
         told, steps = _told(events[0])
-        return _made("hint", f"{told}.", events[0], *steps, state="")
+        how = "Stuck: " if kind != "hint" and _of(output, "complaint") else ""
+        return _made("hint", capitalized(how + told) + ".", events[0], *steps, state=how and STUCK)
     line, steps = _exception(events[0])
     return _made("exception", f"A process failed: {line.rstrip('.')}.", events[0], *steps)
 
