@@ -419,12 +419,9 @@ def _is_output(path: str, *, is_alone: bool) -> bool:
     """
     found = _kinds(path)
     kinds = found - _STARTS - _ENDED
-    start = beginning(path, _SMALL) if kinds <= {"waiting"} else b""
-    if _HOW["speeds"].search(start.decode("latin-1")):
-        return False
     if found and not kinds:
         least = 1 + ("calls" in found)
-        foreign = foreign_format(Path(path).name, start)
+        foreign = foreign_format(Path(path).name, beginning(path, _SMALL))
         if found & {"complaint", "silence"}:
             return is_alone and (foreign is None or foreign.name.startswith(_OF_A_RUN))
         is_ended = bool(found & _ENDED) and foreign and foreign.name.startswith(_WITHOUT_TIMES)

@@ -304,7 +304,8 @@ class NvlinkStatus:
     def close(self) -> None:
         """Finish the current GPU."""
         if self._gpu is not None and self._speeds:
-            speeds = tuple(speed for _, speed in sorted(self._speeds.items()))
+            last = max(self._speeds)  # people leave out those in between
+            speeds = tuple(self._speeds.get(n, self._speeds[last]) for n in range(last + 1))
             self._collector.link(
                 DeviceLinks(file=self._collector.file, host="", gb_per_s=speeds, **self._gpu)
             )

@@ -1251,7 +1251,7 @@ def _peer(output: JobOutput) -> EndingResult | None:
     dogs = {e.file: e.line for e in reversed(_of(output, "timeout"))}  # they end their process
     if not events or all(e.yields == "peer" and e.line > dogs.get(e.file, e.line) for e in events):
         return None
-    event = min(events, key=lambda e: e.fields.get("code") == "5")  # which only follows another
+    event = min(events, key=lambda e: (e.fields.get("code") == "5", not _is_root(e)))
     if event.yields != "network":  # NCCL names the reason after the error
         whole = (event, replace(event, rank=None))
         networks = (e for e in events if e.yields == "network")
@@ -1259,11 +1259,11 @@ def _peer(output: JobOutput) -> EndingResult | None:
         event = next(close, event)
     if event.yields != "network":
         same = [e for e in events if e.yields == event.yields]
-        named = (e for e in same if _NAMING & e.fields.keys() or e.name == "nccl-cuda")
-        event = next(named, event)
+        named = [e for e in same if _NAMING & e.fields.keys() or e.name == "nccl-cuda"]
+        event = min((*named, event), key=lambda e: not _is_root(e))
     if re.search("(?:reset|closed) by (?:remote )?peer", event.fields.get("last", "")):
         event = next((e for e in events if e.yields == "peer"), event)
-    own = [e for e in events if e.name == event.name] if event.yields == "nccl" else events
+    own = [e for e in events if e.name == event.name] if event.yields != "peer" else events
     victims = tuple(sorted({e.rank for e in own if e.rank is not None}))
     told = {e.rank for e in said_in(output)}
     silent = tuple(sorted({*range(output.world_size or 0), *output.ranks} - told))
@@ -1302,7 +1302,7 @@ def _peer(output: JobOutput) -> EndingResult | None:
     logged = "nccl logged" if is_logged and event.yields == "nccl" else event.yields
     backend = "gloo" if "gloo" in event.text else _backend(output)
     steps, tail = words().steps.get(f"{backend} {logged}", words().steps[logged]), ""
-    warning = _warning_near(event, output, sys.maxsize)
+    warning = None if event.name == "nccl-cuda" else _warning_near(event, output, sys.maxsize)
     if suspects:
         tail = f" {capitalized(name_ranks(suspects))} reported nothing."
     elif event.yields == "peer" and "another rank" in line and "/task:" not in whom:
@@ -1329,6 +1329,12 @@ def _peer(output: JobOutput) -> EndingResult | None:
         tail = f" {words().says('near', near=', '.join(near))}."
         steps = (f"Set NCCL_SOCKET_IFNAME={shared[0]} on every host.", *steps)
     return replace(_made(event.yields, line + tail, event, *steps, ranks=()), suspects=suspects)
+
+
+def _is_root(event: OutputEvent) -> bool:
+    """Whether a process reports an error of its own, and no consequence of another one."""
+    told = (event.fields[name] for name in ("last", "what", "type") if name in event.fields)
+    return event.name == "ib-completion" or not words().search("noticed", next(told, "Broken pipe"))
 
 
 _NAMING = {"last", "store", "peer", "end"}  # fields of a lost connection that say more
@@ -1434,7 +1440,7 @@ def _exited(output: JobOutput) -> EndingResult | None:
 def _stopped(output: JobOutput) -> EndingResult | None:
     event = _of(output, "stopped", "cancelled")[0]
     name = _signal(event)
-    if name == "SIGINT" and (began := _stands_at(output)):
+    if name == "SIGINT" and _of(output, "complaint") and (began := _at_stage(output)):
         return began
     by = f"its launcher got {name or 'a signal'}"
     how = words().stopped.get(name or event.yields, by)
@@ -1478,7 +1484,8 @@ def _cut(output: JobOutput, kind: str = "cut") -> EndingResult | None:
     event = min(events, key=lambda e: (e.rank is None, "type" not in e.fields), default=None)
     if event is None:
         return None
-    if "type" not in event.fields and (began := _stands_at(output) or _stood(output, [event])):
+    stands = _at_stage(output) if _of(output, "complaint") else None  # a Ctrl-C ended it there
+    if "type" not in event.fields and (began := stands or _stood(output, [event])):
         return began
     place = event.fields.get("place") or last_own(_frames(event))
     kind, is_bare = event.fields.get("type", "an exception"), "bare" in event.fields
@@ -1505,6 +1512,7 @@ def _warning_near(event: OutputEvent, output: JobOutput, most: int) -> OutputEve
     """The last warning of NCCL before a line, at most some lines away; else the first after it."""
     warned = [e for e in _of(output, "warning") if e.file == event.file]
     warned = [e for e in warned if abs(e.line - event.line) <= most]
+    warned = [e for e in warned if not words().search("noticed", e.fields["what"])] or warned
     warned = [e for e in warned if e.rank == event.rank] or warned
     return next(iter([e for e in warned if e.line < event.line][-1:] or warned), None)
 
@@ -1609,11 +1617,6 @@ def _went_on(event: OutputEvent, output: JobOutput) -> bool:
     names = [re.sub(r"\d", "", name) for name in names]
     numbers = {(name, one[one.lastindex or 0]) for name, one in zip(names, found, strict=True)}
     return len(numbers) > len({*names}) or any(words().search("loss", line) for line in after)
-
-
-def _stands_at(output: JobOutput) -> EndingResult | None:
-    """The stage in which someone says that the job stands: most often, a Ctrl-C ended it there."""
-    return _at_stage(output) if _of(output, "complaint") else None
 
 
 def _joining(output: JobOutput) -> EndingResult | None:
@@ -1881,7 +1884,8 @@ def _hinted(output: JobOutput, kind: str = "hint") -> EndingResult | None:
         return None
     if "type" not in events[0].fields:
         told, steps = _told(events[0])
-        return _made("hint", f"{told}.", events[0], *steps, state="")
+        how = "Stuck: " if kind != "hint" and _of(output, "complaint") else ""
+        return _made("hint", capitalized(how + told) + ".", events[0], *steps, state=how and STUCK)
     line, steps = _exception(events[0])
     return _made("exception", f"A process failed: {line.rstrip('.')}.", events[0], *steps)
 

@@ -85,8 +85,7 @@ def nccl_origin(report: Report) -> str:
 
 def jobs_fact(result: NcclResult) -> str:
     """The number of jobs, which share no communicator; empty for one job."""
-    jobs = f"{result.num_jobs:,} jobs that share no communicator"
-    return jobs if result.num_jobs > 1 else ""
+    return f"{result.num_jobs:,} jobs that share no communicator" * (result.num_jobs > 1)
 
 
 def transport_name(way: NcclTransport) -> str:
