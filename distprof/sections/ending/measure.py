@@ -434,7 +434,7 @@ def _steps(found: EndingResult) -> Iterator[str]:
     if found.cause in ("unfinished", "idle"):
         is_joined = ": no rank is behind" in found.verdict
         yield from words().steps["all launched" if is_joined else "none behind"]
-    yield from words().steps["record"]
+    yield from words().steps["record"] * bool(found.positions)  # torch's recorder of NCCL
 
 
 # Causes, from the most to the least decisive ------------------------------------------------------
