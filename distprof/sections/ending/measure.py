@@ -770,7 +770,7 @@ def _memory(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
         steps = [*advice_on("memory", "others")]
     elif kept:
         free += f", and PyTorch held {kept} that it did not use"
-        steps += advice_on("memory", "unused")
+        steps += advice_on("memory", "unused") if 0 < asked <= left + _in_gib(kept) else ()
     return f"its GPU had no memory left{wanted}{free}", tuple(steps)
 
 
