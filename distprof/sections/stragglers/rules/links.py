@@ -217,7 +217,7 @@ def slow_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]:
 
 
 def _fix(log: TrainingLogResult, named: tuple[int, ...]) -> str:
-    rare = [one for one in log.timers if one.num_reports <= (log.num_slow or 0)]
+    rare = [one for one in log.timers if one.ratio and one.num_reports <= (log.num_slow or 0)]
     spent = sum(one.mean_ns * one.num_reports for one in rare)
     if 2 * spent > (log.slow_excess_ns or 0) * log.num_steady:  # most of it
         return advice("slow-iterations", "parts", parts=" and ".join(t.name for t in rare[:2]))
