@@ -118,12 +118,16 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     events = said_in(output)
     told = (e for e in events if e.name != "elastic-failure" or _signal(e) != "SIGTERM")
     failed = {event.rank for event in told if event.rank is not None} - set(found.ranks)
+    failed = failed if found.state == FAILED else set()
+    is_later = found.ranks and " first" in found.verdict
+    also = "ended or reported an error after it" if is_later else "reported errors"
     return replace(
         found,
-        num_followers=len(failed) if found.state == FAILED else 0,
+        num_followers=len(failed),
         why=(
             *(_last_bar(output) if found.cause in words().kinds["outside"] else ()),
-            *(*found.why, *timeout_sentences(found.positions), *_followers(failed, found)),
+            *(*found.why, *timeout_sentences(found.positions)),
+            *(f"{capitalized(name_ranks(failed))} {also}." for _ in [*failed][:1]),
             *filter(None, (last_said(found.ranks, output) * (found.cause == "behind"),)),
             *earlier,
         ),
@@ -371,13 +375,6 @@ def _amid(found: EndingResult, sentence: str, *steps: str) -> EndingResult:
     )
 
 
-def _followers(failed: set[int], found: EndingResult) -> Iterator[str]:
-    if failed and found.state == FAILED:
-        is_later = found.ranks and " first" in found.verdict
-        also = "ended or reported an error after it" if is_later else "reported errors"
-        yield f"{capitalized(name_ranks(failed))} {also}."
-
-
 def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
     """A wait, with the last slow phase, or end, that was printed before the first time-out."""
     first = next((e for e in output.events if e.yields in ("timeout", "frozen")), None)
@@ -430,15 +427,14 @@ def _steps(found: EndingResult) -> Iterator[str]:
     if " The last line of rank" in found.verdict:
         yield from words().steps["long work"]
     if blamed:
-        who = name_ranks(blamed)
         its = "its Python stack" if len(blamed) == 1 else "their Python stacks"
-        yield f"Read the end of the log of {who}, and get {its}: py-spy dump."
+        yield f"Read the end of the log of {name_ranks(blamed)}, and get {its}: py-spy dump."
     if {one.seq for one in found.positions} == {1}:
         yield from words().steps["first collective"]
     if found.cause in ("unfinished", "idle"):
         is_joined = ": no rank is behind" in found.verdict
         yield from words().steps["all launched" if is_joined else "none behind"]
-    yield from words().steps["record"]
+    yield from words().steps["record"] * bool(found.positions)  # torch's recorder of NCCL
 
 
 # Causes, from the most to the least decisive ------------------------------------------------------
@@ -546,7 +542,15 @@ def _cancelled(output: JobOutput) -> EndingResult | None:
     same = (e for e in events if e.fields["reason"].lower() == reason)
     # slurmstepd names the first node of the job, srun the one that failed
     event = max(same, key=lambda e: e.fields["reason"] == "Node failure")
-    text = f"The scheduler ended the job: {reason}{_at(event)}. No rank failed by itself."
+    text = f"he scheduler ended the job: {reason}{_at(event)}."
+    kept = (e for e in output.events if e.file != event.file or e.line < event.line)
+    before = replace(output, events=tuple(kept))  # a rank that failed lets the others stand
+    errors = _of(before, *words().kinds["precedence"], *OF_WATCHDOGS)
+    if "time" in reason and errors and not _trains(max(errors, key=lambda e: e.line), output):
+        failed = _own_errors(before) or diagnose_positions(before)
+        if failed and not re.search("erminated|SIGTERM|signal: 15", f"{failed.why}"):
+            return replace(failed, why=(f"Then t{text}", *failed.why))
+    text = f"T{text}{' No rank failed by itself.' * (not errors)}"
     return _made("cancelled", text, event, *advice_on("cancelled", reason), ranks=())
 
 
@@ -771,7 +775,7 @@ def _memory(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
         steps = [*advice_on("memory", "others")]
     elif kept:
         free += f", and PyTorch held {kept} that it did not use"
-        steps += advice_on("memory", "unused")
+        steps += advice_on("memory", "unused") if 0 < asked <= left + _in_gib(kept) else ()
     return f"its GPU had no memory left{wanted}{free}", tuple(steps)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from distprof.escape import short_ranks
@@ -9,18 +10,18 @@ from distprof.sections.base import VerdictText
 from distprof.sections.ending.words import words
 from distprof.sections.nccl.show import known_network
 from distprof.sections.parts import is_recorded
-from distprof.sections.table import Column, TableView, counted, rows_table
+from distprof.sections.table import Column, TableView, counted, first_rows, rows_table
 from distprof.sections.training_log.show import training_verdict
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-MAX_ROWS = 12
+_first = partial(first_rows, most=12, noun="row", note="{} with --all")
 
 
 def ending_positions_table(report: Report, *, show_all: bool) -> TableView | None:
     """Where ranks stood when their watchdogs fired."""
-    rows = report.ending.positions
+    rows, more = _first(report.ending.positions, show_all=show_all)
     return rows_table(
         "Ranks at the time-out",
         (
@@ -32,14 +33,14 @@ def ending_positions_table(report: Report, *, show_all: bool) -> TableView | Non
             Column("launched", "enqueued", form="count"),
             Column("completed", "completed", form="count"),
         ),
-        rows if show_all else rows[:MAX_ROWS],
-        notes=_more(len(rows), show_all=show_all),
+        rows,
+        notes=more,
     )
 
 
 def ending_lines_table(report: Report, *, show_all: bool) -> TableView | None:
     """Lines about the end of the job."""
-    rows = report.ending.lines
+    rows, more = _first(report.ending.lines, show_all=show_all)
     return rows_table(
         "Lines about the end of the job",
         (
@@ -49,14 +50,14 @@ def ending_lines_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("line", "line", form="count", wide_only=True),
             Column("text", "text", form="name", left=True, wrap=True),
         ),
-        rows if show_all else rows[:MAX_ROWS],
-        notes=_more(len(rows), show_all=show_all),
+        rows,
+        notes=more,
     )
 
 
 def ending_stacks_table(report: Report, *, show_all: bool) -> TableView | None:
     """Processes with the same stack, the rarest first."""
-    rows = report.ending.stacks
+    rows, more = _first(report.ending.stacks, show_all=show_all)
     return rows_table(
         "Python stacks",
         (
@@ -71,14 +72,9 @@ def ending_stacks_table(report: Report, *, show_all: bool) -> TableView | None:
                 wrap=True,
             ),
         ),
-        rows if show_all else rows[:MAX_ROWS],
-        notes=_more(len(rows), show_all=show_all),
+        rows,
+        notes=more,
     )
-
-
-def _more(count: int, *, show_all: bool) -> tuple[str, ...]:
-    left = count - MAX_ROWS
-    return (f"{counted(left, 'more row')} with --all",) if left > 0 and not show_all else ()
 
 
 def ending_verdict(report: Report) -> VerdictText:

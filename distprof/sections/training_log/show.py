@@ -161,8 +161,8 @@ def _line(log: TrainingLogResult) -> str:
         first = slower_sentence(log) or (f"The training reaches {use}." if use else "")
         no_times = f"The log of {log.origin} has no iteration times."
         no_times = f"Throughput: {rates}. {no_times}" if (rates := rate_text(log)) else no_times
-        why = f"{no_times} To see where time goes, {_RECORD.get(log.origin, _TABLE['record'])}."
-        return f"{first} {why}" if first else why
+        how = _RECORD.get(log.origin, _TABLE["record"])
+        return f"{first} {no_times} To see where time goes, {how}.".lstrip()
     usual, mean = format_duration(log.median_ns), format_duration(log.mean_ns)
     time = f"{_what(log)} takes {mean}"
     if _is_skewed(log):
@@ -270,8 +270,7 @@ def _of_reports(log: TrainingLogResult) -> str:
 
 def _undecided(log: TrainingLogResult) -> tuple[str, str]:
     """What the log shows of the time, and why not where it goes, and what would."""
-    told = (OF_THE_JOB, ONLY_FIRST)
-    known = next((n for start in told for n in log.unavailable if n.startswith(start)), "")
+    known = next((n for n in log.unavailable if n.startswith((*OF_THE_JOB, ONLY_FIRST))), "")
     if log.input_timer is not None and not known:
         waiting = log.input_timer.ratio or 0.0
         known = f"Waiting for input takes {format_ratio(waiting)} of it."
@@ -284,7 +283,7 @@ def _undecided(log: TrainingLogResult) -> tuple[str, str]:
         return known, ""
     why = "distprof finds no timers of it"
     if log.timers and not known:
-        why = f"{', '.join(t.name for t in log.timers[:MOST_PARTS])} alone does not show it"
+        why = f"{', '.join(t.name for t in log.timers[:MOST_PARTS])} alone cannot show it"
     record = _RECORD.get(log.origin, _TABLE["record"])
     what, first = "the rest" if known else "the time", f"{how}, or " if how else ""
     return known, f"Where {what} goes is not decided, because {why}: {first}{record}."
@@ -293,10 +292,8 @@ def _undecided(log: TrainingLogResult) -> tuple[str, str]:
 def _waiting(log: TrainingLogResult) -> str:
     """Timers that are waiting for other stages."""
     waits = [t for t in log.timers if t.waits and (t.ratio or 0) >= MIN_IDLE_RATIO]
-    if not waits:
-        return ""
-    parts = [f"{t.name} {format_duration(t.mean_ns)}" for t in waits]
-    return f"Timers that include waiting for other stages: {', '.join(parts)}."
+    parts = ", ".join(f"{t.name} {format_duration(t.mean_ns)}" for t in waits)
+    return f"Timers that include waiting for other stages: {parts}." if waits else ""
 
 
 def reduction(log: TrainingLogResult) -> tuple[TrainingTimer | None, float, str]:

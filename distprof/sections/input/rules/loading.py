@@ -300,7 +300,7 @@ def input_bound_by_log(
             f"{format_duration(timer.mean_ns)} of {format_duration(log.mean_ns)}, according to the "
             f"program's timer {timer.name!r}.{'' if is_usual else usual}"
         ),
-        fix=advice("input-bound", "gpu"),
+        fix=advice("input-bound", "log"),
         cost_ns_per_step=timer.mean_ns,
         confidence=Confidence.INFERRED,
         evidence=("training_log.timers",),

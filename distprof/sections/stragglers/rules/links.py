@@ -217,10 +217,13 @@ def slow_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]:
 
 
 def _fix(log: TrainingLogResult, named: tuple[int, ...]) -> str:
+    rare = [one for one in log.timers if one.ratio and one.num_reports <= (log.num_slow or 0)]
+    spent = sum(one.mean_ns * one.num_reports for one in rare)
+    if 2 * spent > (log.slow_excess_ns or 0) * log.num_steady:  # most of it
+        return advice("slow-iterations", "parts", parts=" and ".join(t.name for t in rare[:2]))
     if log.slow_period:
         return advice("slow-iterations", "periodic", period=log.slow_period)
-    where = ", ".join(f"{number:,}" for number in named)
-    at = f" at iterations such as {where}" if where else ""
+    at = f" at iterations such as {', '.join(f'{n:,}' for n in named)}" if named else ""
     return f"Look at input, the file system, the network and recompilation{at}."
 
 
