@@ -252,7 +252,7 @@ def _text_of(line: bytes) -> bytes:
         texts = [record[name] for name in named["TEXTS"] if isinstance(record.get(name), str)]
     except (msgspec.DecodeError, AttributeError, RecursionError):
         return line
-    if not texts or b'loss": ' in plain:
+    if not texts or b'loss":' in plain:
         return line
     lines = "\n".join(texts).encode("utf-8", "replace").rstrip().splitlines()
     return (INNER + b"\n").join(lines) + b"\n"

@@ -414,7 +414,7 @@ def _is_since_start(found: list[Report]) -> bool:
     is_far = max(times) > 2 * max(min(times), 1e-9)
     falls = [b.number < a.number for a, b in pairwise(found)]
     pairs = [*zip(pairwise(times), falls, strict=True)]
-    rises = [b >= a for (a, b), fall in pairs if not fall]
+    rises = [b >= a or 2 * b < a for (a, b), fall in pairs if not fall]  # or it starts again
     as_numbers = all((b < a) == fall for (a, b), fall in pairs)
     as_numbers |= sum(rises) >= max(_MANY, _FALLING * len(rises))  # it runs on in the next epoch
     return is_all or (found[0].is_bare and (is_even or (as_numbers and is_far)))

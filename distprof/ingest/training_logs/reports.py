@@ -253,7 +253,7 @@ class ReportGrammar(Grammar):
         if round(steps) and abs(steps - round(steps)) <= _HALF * values["whole_s"] < 0.5:
             values["per_s"] = round(steps) / values["whole_s"]  # more digits than are printed
         if 0 < self._paused_s < values.get("whole_s", 0.0) and "per_s" in values:
-            share = self._paused_s / values["whole_s"]
+            share, self._paused_s = self._paused_s / values["whole_s"], 0.0
             values["per_s"] /= 1 - share
             if share >= LEAST_EVALUATION:
                 self.notes.append(NOTES["evaluation"].format(format_ratio(share)))

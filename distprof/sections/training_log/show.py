@@ -38,7 +38,7 @@ _FEW_REPORTS, _FAR_LONGER = 3, 10  # Up to this many reports, someone chose them
 _FEWEST_RISING = 5  # Reports that each take longer, which is rarely chance
 _SKEWED = 1.5  # Ratio of the mean to the median
 _FEWEST_MODES = 6  # Reports in which two groups are looked for
-_FAR = 3  # Ratio between the two
+_FAR, _BEGINNING = 3, 16  # Ratio between the two, and letters of a note that say its kind
 _MOST_APART = 4  # Ratio of all reports to those of the smaller group
 
 _SHORT = "GPU memory is short"
@@ -71,7 +71,7 @@ def training_verdict(report: Report) -> VerdictText:
     nccl_line = (nccl_verdict(report) or ("",))[0].partition("What connects the ranks")[0].rstrip()
     line, undecided = _line(log), ("", "")
     for note in (one for one in log.unavailable if one.startswith(_FIRST)):
-        line = f"{note} {line}"
+        line = line if note[:_BEGINNING] in line else f"{note} {line}"  # one of each kind
     is_known = log.mean_ns is None or log.idle_ratio is not None or bool(_shares(log))
     if nccl_line and not is_known:  # the best available
         time = f"{_what(log)} takes {format_duration(log.mean_ns)}"
