@@ -627,16 +627,16 @@ def _sentence_pairs(
         waiting = {(of, count) for count, of, at in counts if at > last}
         pending = waiting.pop() if len(waiting) == 1 else None
         heading = pending and _PATTERNS["heading"].fullmatch(form)
-    return {key: median(rates) for key, rates in found.items()}
+    order = sorted(found) if all(len(c) == len(v) for _, c, v in lines if c and v) else found
+    return {key: median(found[key]) for key in order}
 
 
 def _related(line: str) -> dict[tuple[str, int], float]:
     """Throughput of two numbers of GPUs, if a sentence says how many times that of the other."""
     counts, ratio = _counts(line), _PATTERNS["ratio"].search(line)
-    gain, several = _PATTERNS["gain"].search(line), {one[:2] for one in counts if one[0] > 1}
-    if gain and len(several) == 1:
-        [(count, of)] = several
-        return {(of, 1): 1.0, (of, count): float(gain["gain"])}
+    several = [*{(of, count) for count, of, _ in counts if count > 1}]
+    if (gain := _PATTERNS["gain"].search(line)) and len(several) == 1:
+        return {(several[0][0], 1): 1.0, several[0]: float(gain["gain"])}
     if len(counts) == 2 and _PATTERNS["no_ratio"].search(line):
         return {(of, count): 1.0 for count, of, _ in counts}
     if ratio is None or len(counts) != 2 or _PATTERNS["expected"].search(line):

@@ -179,7 +179,7 @@ def _is_since_start(found: list[Report]) -> bool:
     ends = [a for a, b in pairwise(found) if b.number <= a.number] + found[-1:]
     if len(found) < FEWEST or len(each) + len(ends) < len(found):
         return False
-    usual, times = median(each), [(one.number + 1, one.time or 0.0) for one in ends]
+    usual, times = median(each), [(o.number + 1, o.time or 0.0) for o in (found[0], *ends)]
     return any(
         all(abs(usual * (number - first) - time) < _SLOPE * time for number, time in times)
         for first in (0, 1)
