@@ -161,7 +161,7 @@ def _last_bar(output: JobOutput) -> Iterator[str]:
 def _without_title(output: JobOutput) -> JobOutput:
     """What a job printed, without the title of a thread over it, if it shows a cause itself."""
     apart = {file for file, lines in output.ends.items() if lines[1:2] == ("",)}
-    first = [e for e in said_in(output) if e.line == 1]
+    first = [e for e in said_in(output) if e.line == 1 and not e.text.startswith("Fatal Python")]
     titles = [e for e in first if e.file in apart or _is_title(e)]
     own = replace(output, events=tuple(e for e in output.events if e not in titles))
     later = {e.name: e.fields.keys() for e in said_in(own) if e.line > 1 and e.yields != "warning"}
@@ -257,7 +257,9 @@ def _once_finished(found: EndingResult, output: JobOutput, mixed: str) -> Ending
     at = [replace(e, line=max(e.line, e.again)) for e in _of(output, "finished", "closed")]
     last = max(at, key=lambda e: ("gone" not in e.fields, e.line), default=None)
     is_open = bool(mixed) or found.cause in ("", "ready", "set-up", "joining", "aside")
-    is_open |= found.cause == "peer" and last is not None and last.yields == "finished"
+    lost = min((e.line for e in _of(output, "peer", "nccl", "network")), default=0)
+    is_after = last is not None and "gone" not in last.fields and last.line < lost
+    is_open |= found.cause == "peer" and is_after
     if last is None or not is_open or not _is_at_end(last, output):
         return found
     unread = (e for e in _without_asides(output) if e.yields == "mixed")
@@ -1538,7 +1540,8 @@ def _is_launchers(event: OutputEvent) -> bool:
 
 def _waiting(output: JobOutput) -> EndingResult | None:
     """Ranks that still wait for others to start, at the end of the output."""
-    events = [e for e in _of(output, "waiting") if _is_at_end(e, output)]
+    done = max((e.line for e in _of(output, "joining") if "complete" in e.fields), default=0)
+    events = [e for e in _of(output, "waiting") if _is_at_end(e, output) and e.line > done]
     gone = any("gone" in e.fields for e in _of(output, "closed"))  # agents end after ranks
     if events and _row(last := events[-1]).says:
         most = _NEAR_AGENT if "run" in last.fields else _LAST_LINES
@@ -1627,7 +1630,7 @@ def _joining(output: JobOutput) -> EndingResult | None:
         return None
     if is_done or len(begun) >= size:
         last = max((replace(e, line=max(e.line, e.again)) for e in events), key=lambda e: e.line)
-        if not size or not _is_at_end(last, output, STAGE_LINES):
+        if not size or not _is_at_end(last, output, STAGE_LINES) or _trains(last, output):
             return None
         did, library = "joined" if is_done else "began to join", _backend(output)
         text = words().says("all joined", size=size, did=did, library=library)
