@@ -771,7 +771,8 @@ def _memory(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     elif kept:
         free += f", and PyTorch held {kept} that it did not use"
         steps += advice_on("memory", "unused")
-    return f"its GPU had no memory left{wanted}{free}", tuple(steps)
+    device = "NPU" if re.search(r"\bNPU\b|^EL\d{4}", event.text) else "GPU"
+    return f"its {device} had no memory left{wanted}{free}", tuple(steps)
 
 
 def _held_by_others(fields: Mapping[str, str]) -> float:
