@@ -170,7 +170,7 @@ def _without_title(output: JobOutput) -> JobOutput:
     killed = {e.fields.get("what") for e in _of(own, "died")}
     again += [e for e in titles if e.name == "title-killed" and e.fields["what"] in killed]
     is_told = "store" in {e.yields for e in titles} & {e.yields for e in own.events}
-    is_told = is_told or any(e.file in apart for e in again)
+    is_told |= bool(again)
     if not titles or is_told or any(cause(own) for cause in _ROOTS) or positions_of(own):
         return own
     below = (*said_in(own), *_of(own, "closing", "ignored"))
