@@ -1331,7 +1331,7 @@ _NAMING = {"last", "store", "peer", "end"}  # fields of a lost connection that s
 def _frozen(output: JobOutput) -> EndingResult | None:
     events = _of(output, "frozen", "timeout")
     ranks = sorted({event.rank for event in events if event.rank is not None})
-    least = ("npu-sync", "operations-failed")
+    least = ("npu-sync", "npu-task-timeout", "operations-failed")
     event = min(events, key=lambda e: ("tag" not in e.fields, e.name in least))
     who = name_ranks(ranks) if ranks else _only_ended(output) or "a process"
     kinds = {operation_kind(e.fields["op"]) for e in events if "op" in e.fields}
