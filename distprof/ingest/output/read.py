@@ -99,7 +99,6 @@ class Reader:
         self.last_lines: dict[int, str] = {}
         self.ends: dict[str, tuple[str, ...]] = {}
         self._counts: Counter[tuple[object, ...]] = Counter()
-        self._again: dict[tuple[object, ...], tuple[str, int]] = {}
         self._tries: Counter[str] = Counter()
         self._worlds: Counter[int] = Counter()
         self._num_dropped = 0
@@ -236,8 +235,8 @@ class Reader:
         key = (*key, number) if row.yields in _KINDS["each"] or is_title else key
         if row.yields in _KINDS["latest"]:
             key = (row.name, fields.get("comm"), fields.get("process"), fields.get("own"))
-        if key in self.events:
-            self._again[key] = (shown, number)
+        if (known := self.events.get(key)) is not None and known.file == shown:
+            self.events[key] = replace(known, again=number)
         if self._is_new(row, fields, writer, key):
             short = {name: value[-4 * MAX_TEXT :] if name == "frames" else value[: 2 * MAX_TEXT]
                      for name, value in fields.items()}  # fmt: skip
@@ -313,8 +312,8 @@ class Reader:
         return JobOutput(
             files=tuple(files),
             events=tuple(
-                self._with_last(key, event)
-                for key, event in self.events.items()
+                event
+                for event in self.events.values()
                 if (event.yields != "calls" or not self._has_more_calls) and self._is_said(event)
             ),
             stacks=tuple(self.stacks),
@@ -332,10 +331,6 @@ class Reader:
         num = self.lines_of.get(event.file, 0)
         is_within = num > _LONG and _SAID_LINES < event.line < num - _SAID_LINES
         return not is_within or event.yields not in ("absent", "complaint", "silence")
-
-    def _with_last(self, key: tuple[object, ...], event: OutputEvent) -> OutputEvent:
-        shown, number = self._again.get(key, ("", 0))
-        return replace(event, again=number) if shown == event.file else event
 
 
 def _is_noise(before: bytes, behind: bytes, row: Expression) -> bool:

@@ -165,7 +165,7 @@ def _last_bar(output: JobOutput) -> Iterator[str]:
 def _without_title(output: JobOutput) -> JobOutput:
     """What a job printed, without the title of a thread over it, if it shows a cause itself."""
     apart = {file for file, lines in output.ends.items() if lines[1:2] == ("",)}
-    first = [e for e in said_in(output) if e.line == 1]
+    first = [e for e in said_in(output) if e.line == 1 and not e.text.startswith("Fatal Python")]
     titles = [e for e in first if e.file in apart or _is_title(e)]
     own = replace(output, events=tuple(e for e in output.events if e not in titles))
     later = {e.name: e.fields.keys() for e in said_in(own) if e.line > 1 and e.yields != "warning"}
@@ -174,7 +174,7 @@ def _without_title(output: JobOutput) -> JobOutput:
     killed = {e.fields.get("what") for e in _of(own, "died")}
     again += [e for e in titles if e.name == "title-killed" and e.fields["what"] in killed]
     is_told = "store" in {e.yields for e in titles} & {e.yields for e in own.events}
-    is_told = is_told or any(e.file in apart for e in again)
+    is_told |= bool(again)
     if not titles or is_told or any(cause(own) for cause in _ROOTS) or positions_of(own):
         return own
     below = (*said_in(own), *_of(own, "closing", "ignored"))
@@ -261,7 +261,9 @@ def _once_finished(found: EndingResult, output: JobOutput, mixed: str) -> Ending
     at = [replace(e, line=max(e.line, e.again)) for e in _of(output, "finished", "closed")]
     last = max(at, key=lambda e: ("gone" not in e.fields, e.line), default=None)
     is_open = bool(mixed) or found.cause in ("", "ready", "set-up", "joining", "aside")
-    is_open |= found.cause == "peer" and last is not None and last.yields == "finished"
+    lost = min((e.line for e in _of(output, "peer", "nccl", "network")), default=0)
+    is_after = last is not None and "gone" not in last.fields and last.line < lost
+    is_open |= found.cause == "peer" and is_after
     if last is None or not is_open or not _is_at_end(last, output):
         return found
     unread = (e for e in _without_asides(output) if e.yields == "mixed")
@@ -776,7 +778,8 @@ def _memory(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     elif kept:
         free += f", and PyTorch held {kept} that it did not use"
         steps += advice_on("memory", "unused") if 0 < asked <= left + _in_gib(kept) else ()
-    return f"its GPU had no memory left{wanted}{free}", tuple(steps)
+    device = "NPU" if re.search(r"\bNPU\b|^EL\d{4}", event.text) else "GPU"
+    return f"its {device} had no memory left{wanted}{free}", tuple(steps)
 
 
 def _held_by_others(fields: Mapping[str, str]) -> float:
@@ -1347,7 +1350,7 @@ _NAMING = {"last", "store", "peer", "end"}  # fields of a lost connection that s
 def _frozen(output: JobOutput) -> EndingResult | None:
     events = _of(output, "frozen", "timeout")
     ranks = sorted({event.rank for event in events if event.rank is not None})
-    least = ("npu-sync", "operations-failed")
+    least = ("npu-sync", "npu-task-timeout", "operations-failed")
     event = min(events, key=lambda e: (len({"tag", "remote"} - e.fields.keys()), e.name in least))
     who = name_ranks(ranks) if ranks else _only_ended(output) or "a process"
     kinds = {operation_kind(e.fields["op"]) for e in events if "op" in e.fields}
@@ -1559,7 +1562,8 @@ def _is_launchers(event: OutputEvent) -> bool:
 
 def _waiting(output: JobOutput) -> EndingResult | None:
     """Ranks that still wait for others to start, at the end of the output."""
-    events = [e for e in _of(output, "waiting") if _is_at_end(e, output)]
+    done = max((e.line for e in _of(output, "joining") if "complete" in e.fields), default=0)
+    events = [e for e in _of(output, "waiting") if _is_at_end(e, output) and e.line > done]
     gone = any("gone" in e.fields for e in _of(output, "closed"))  # agents end after ranks
     if events and _row(last := events[-1]).says:
         most = _NEAR_AGENT if "run" in last.fields else _LAST_LINES
@@ -1643,7 +1647,7 @@ def _joining(output: JobOutput) -> EndingResult | None:
         return None
     if is_done or len(begun) >= size:
         last = max((replace(e, line=max(e.line, e.again)) for e in events), key=lambda e: e.line)
-        if not size or not _is_at_end(last, output, STAGE_LINES):
+        if not size or not _is_at_end(last, output, STAGE_LINES) or _trains(last, output):
             return None
         did, library = "joined" if is_done else "began to join", _backend(output)
         text = words().says("all joined", size=size, did=did, library=library)
