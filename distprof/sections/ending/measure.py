@@ -552,6 +552,9 @@ def _cancelled(output: JobOutput) -> EndingResult | None:
         failed = _own_errors(before) or diagnose_positions(before)
         if failed and not re.search("erminated|SIGTERM|signal: 15", f"{failed.why}"):
             return replace(failed, why=(f"Then t{text}", *failed.why))
+    if "time" in reason and not errors and _of(output, "complaint"):
+        said = "the job is said to stand still until its time limit, and the text shows no reason"
+        return _undecided("complaint", said, "complaint")
     text = f"T{text}{' No rank failed by itself.' * (not errors)}"
     return _made("cancelled", text, event, *advice_on("cancelled", reason), ranks=())
 

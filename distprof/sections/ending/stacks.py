@@ -79,7 +79,7 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
         if len({_site(one) for one in waiting if _site(one)}) > 1:
             return _apart(waiting)
         count = sum(one.count for one in stacks)
-        said_op = "" if waiting or loads else _said_operation(output)  # by the others
+        said_op = "" if waiting else _said_operation(output)
         says = said_by(output) if waiting else ""
         held = [one for one in stacks if one.activity in ("lock", "lock file")]
         held = held or [*(loads[:1] if of_worker else ())]
