@@ -223,12 +223,12 @@ def _slow_span(number: Int64Array, ns: Int64Array, span: Floats) -> SlowPeriod |
     below = np.searchsorted(np.sort(others), slow, side="left")
     if len(others) < BLOCK or below.mean() / len(others) < APART:
         return None
-    # Whether a line fits better than two levels, without the longest reports
-    kept = ns <= np.quantile(ns, 0.98)
-    time, values = np.flatnonzero(kept), ns[kept].astype(np.float64)
-    line = np.polyval(np.polyfit(time, values, 1), time)
-    levels = np.where(inside[kept], np.median(ns[inside]), np.median(ns[~inside]))
-    is_line = np.sum((values - line) ** 2) < 0.7 * np.sum((values - levels) ** 2)
+    # Whether a line fits better than two levels; medians of blocks, because iterations scatter.
+    at = np.arange(len(blocks))
+    line = np.polyval(np.polyfit(at, blocks, 1), at)
+    is_in = (at >= low) & (at < high)
+    levels = np.where(is_in, np.median(blocks[is_in]), np.median(blocks[~is_in]))
+    is_line = np.sum((blocks - line) ** 2) < 0.7 * np.sum((blocks - levels) ** 2)
     return _slow_period(number, ns, span, inside, others, is_gradual=bool(inside[-1] and is_line))
 
 
