@@ -155,7 +155,10 @@ class Reader:
         if len(self.ends) < MAX_OF_A_KIND:
             lines = end.removesuffix(b"\n").split(b"\n")[-_TOLD_LINES:]
             shortened = (cleaned(line.rstrip(b"\r").rpartition(b"\r")[2]) for line in lines)
-            self.ends[shown] = tuple(line.rstrip()[:MAX_TEXT] for line in shortened)
+            kept = (line.rstrip() for line in shortened)  # of bars in a line, the last counts
+            self.ends[shown] = tuple(
+                line[-MAX_TEXT:] if line.count("%|") > 1 else line[:MAX_TEXT] for line in kept
+            )
         for line in cleaned(end.replace(b"\r", b"\n")).split("\n"):
             by_prefix, start = _prefix(line[:200])
             writer = rank if by_prefix is None else by_prefix

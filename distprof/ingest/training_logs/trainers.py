@@ -231,7 +231,7 @@ class BarGrammar(Grammar):
         off = (abs(each * n / second - 1) if second else 0.0 for n, second, each, _ in bar.rates)
         # That passed: not of a training that continued, nor the few first steps of one.
         is_all = next(off, 0.0) < _CHANGED - 1 and step >= _FEWEST_STEPS
-        if ratio > _SLOW_START:
+        if ratio > _SLOW_START or (len(self.rows) > 1 and ratio < 1 / _CHANGED and is_all):
             self.rows.insert(0, Row(step, start, step))
         elif len(self.rows) == 1 and not 1 / _CHANGED < ratio < _CHANGED and is_all:
             what = "epochs" if bar.is_of_epochs else "iterations"

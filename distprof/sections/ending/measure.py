@@ -548,7 +548,9 @@ def _cancelled(output: JobOutput) -> EndingResult | None:
     kept = (e for e in output.events if e.file != event.file or e.line < event.line)
     before = replace(output, events=tuple(kept))  # a rank that failed lets the others stand
     errors = _of(before, *words().kinds["precedence"], *OF_WATCHDOGS)
-    if "time" in reason and errors and not _trains(max(errors, key=lambda e: e.line), output):
+    last = max(errors, key=lambda e: e.line, default=event)
+    has_bar = any(map(re.compile(words().patterns["bar"]).search, _after(last, output)))
+    if "time" in reason and errors and not (has_bar or _trains(last, output)):
         failed = _own_errors(before) or diagnose_positions(before)
         if failed and not re.search("erminated|SIGTERM|signal: 15", f"{failed.why}"):
             return replace(failed, why=(f"Then t{text}", *failed.why))
@@ -780,7 +782,9 @@ def _memory(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
         steps = [*advice_on("memory", "others")]
     elif kept:
         free += f", and PyTorch held {kept} that it did not use"
-        steps += advice_on("memory", "unused") if 0 < asked <= left + _in_gib(kept) else ()
+        unused, whole = _in_gib(kept), _in_gib(fields.get("total", ""))
+        helps = 0 < asked <= left + unused and unused >= _UNUSED * whole
+        steps += advice_on("memory", "unused") if helps else ()
     device = "NPU" if re.search(r"\bNPU\b|^EL\d{4}", event.text) else "GPU"
     return f"its {device} had no memory left{wanted}{free}", tuple(steps)
 
@@ -801,6 +805,7 @@ def _in_gib(text: str) -> float:
 
 _AMPLE = 2  # Times as much as an allocation asks for: so much free memory is no shortage.
 _FULL = 0.05  # … unless it is this share of the GPU: other threads may have freed it meanwhile.
+_UNUSED = 0.02  # Share of a GPU from which unused memory of the allocator is worth a setting.
 
 
 def _device(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
@@ -1808,7 +1813,7 @@ def _set_up(output: JobOutput) -> EndingResult | None:
         process, stage = event.fields["process"], event.fields["stage"]
         if last.get(process) != _READY or stage != "Connected":
             last[process] = stage
-    if not last:
+    if not last or any(words().search("loss", line) for line in _after(events[-1], output)):
         return None
     ready = sum(stage == _READY for stage in last.values())
     begun = [stage for stage in last.values() if stage != _READY]
