@@ -21,7 +21,7 @@ def forced_nccl_settings(
     sharding: ShardingResult,
 ) -> Iterator[Draft]:
     """Environment variables restrict NCCL's choices: the algorithm or protocol is forced, a
-    transport is disabled, or the number of channels is limited.
+    transport is disabled (NCCL_P2P_DISABLE), or the number of channels is limited.
     """
     # Values common to all processes: from NCCL's log, otherwise from the environment
     found: dict[str, set[str]] = defaultdict(set)
