@@ -427,10 +427,15 @@ def _pauses(
     """A note on time between reports that is far longer than that of their iterations."""
     spans = [(rows[end].iteration or 0) - (rows[start].iteration or 0) for start, end, _ in ticks]
     most_span = _GAP * median(spans)  # else some reports between are left out
+    each = usual.tolist()
+    excess = [(ns - one) * span for (*_, ns), one, span in zip(ticks, each, spans, strict=True)]
+    # Of a report over many iterations, a pause is a smaller part.
+    far = [ns > ratio * one > 0 for (*_, ns), one in zip(ticks, each, strict=True)]
+    least = median(compress(excess, far)) / 2 if any(far) else math.inf
     longer = [
-        ((ns - each) * span, rows[at].iteration)
-        for (at, _, ns), each, span in zip(ticks, usual.tolist(), spans, strict=True)
-        if ns > ratio * each > 0 and span < most_span
+        (lost, rows[at].iteration)
+        for (at, _, ns), one, span, lost in zip(ticks, each, spans, excess, strict=True)
+        if (ns > ratio * one > 0 or (lost > least and ns > _APART * one)) and span < most_span
     ]
     lost = sum(ns for ns, _ in longer)
     share = lost / sum(tick[2] * span for tick, span in zip(ticks, spans, strict=True))
