@@ -715,6 +715,7 @@ def _scaling(text: str) -> ScalingTable | None:
         return _by_name({f"num_workers={n}": rate for n, rate in pairs.items()}, "ways")
     if len(pairs) < 2 or 0 in pairs or [*pairs] not in (sorted(pairs), sorted(pairs, reverse=True)):
         return None
+    kind = "iterations" if kind == "time" and _PATTERNS["same_steps"].search(text) else kind
     is_of_steps = kind == "iterations" or (kind == "time" and "epoch" not in text.lower())
     is_of_job = kind == "time" and is_of_steps and min(pairs.values()) < _JOB_PER_S
     has_more_work = is_of_job and "batch" in text and len({f"{n:.2g}" for n in pairs.values()}) == 1

@@ -288,7 +288,8 @@ def _seconds(bar: _Bar) -> int:
 def _whole(bar: _Bar, least: int = _MIN_SPAN) -> list[Row]:
     """The mean over the whole of a short bar, if seconds are fine enough for it."""
     span, passed = bar.last_step - bar.first_step, _seconds(bar)
-    is_known = span >= least and passed >= _FEWEST_SECONDS
+    runs = -(-span // max(bar.last_step, 1))  # each shows whole seconds
+    is_known = span >= least and passed >= _FEWEST_SECONDS * runs
     return [Row(bar.last_step, s_to_ns(passed / span), span)] if is_known else []
 
 
