@@ -276,6 +276,6 @@ def follow(
         if report.state in ENDED:
             return
         pause_s = max(period_s - (time.monotonic() - began_s), 0.05)
-        pause_s = pause_s if is_run else min(pause_s, LONGEST_START_S)
+        pause_s = pause_s if is_run else min(pause_s, max(LONGEST_START_S - waited_s, 0.05))
         sleep(pause_s)
         waited_s += pause_s
