@@ -21,7 +21,7 @@ from itertools import chain, groupby, product
 from math import prod
 from operator import truediv
 from statistics import median, mode
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeGuard
 
 import msgspec
 import numpy as np
@@ -454,6 +454,11 @@ def _number_in(name: str) -> int | None:
     return next((count for count, *_ in _counts(name)), None) if first is None else first
 
 
+def _may_count(number: int | None) -> TypeGuard[int]:
+    """Whether it may be a number of GPUs; a range is searched as a whole for None."""
+    return number is not None and number in _ANY
+
+
 def _head_kind(head: str) -> str:
     """What a column with this head holds: "time", "iterations" or "rate"; empty for another."""
     if _PATTERNS["head_of_times"].search(head):
@@ -489,7 +494,7 @@ def _labels(row: Sequence[str], *, is_turned: bool) -> tuple[str, dict[int, str]
     of = "nodes" if any(map(_PATTERNS["of_nodes"].match, map(str.lower, row))) else "GPUs"
     if _PATTERNS["head_of_counts"].search(head):
         return of, {
-            at: one for at, one in enumerate(row) if one != head and _number_in(one) in _ANY
+            at: one for at, one in enumerate(row) if one != head and _may_count(_number_in(one))
         }
     known = {at: one for at, one in enumerate(row) if is_way(one) or is_count(one)}
     if len(known) > 1 and all(map(is_count, known.values())):
@@ -564,7 +569,7 @@ def _table_pairs(rows: Iterable[_Row]) -> tuple[dict[int, float], str, str]:
     counted = (row for row in rows if row.of in ("GPUs", "nodes"))
     for row in sorted(counted, key=lambda one: (kinds.index(one.kind), -len(one.names))):
         pairs = zip(map(_number_in, row.names), row.rates, strict=True)
-        return {n: rate for n, rate in pairs if n in _ANY}, row.kind, row.of  # type: ignore[misc]
+        return {n: rate for n, rate in pairs if _may_count(n)}, row.kind, row.of
     return {}, "iterations", "GPUs"
 
 
