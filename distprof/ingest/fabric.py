@@ -66,6 +66,7 @@ _refuse = refusing(
     expected=f"a fabric profile, at most {BOUND.num_bytes >> 20} MiB",
     fix="name a file that can be read whole: the part that nccl-tests printed is enough",
 )
+_OF_ONE_RANK = "no bus bandwidth, because each test has a single rank"
 _JOIN = "build nccl-tests with MPI=1 and start one process per GPU, or name GPUs with -g"
 
 
@@ -194,10 +195,13 @@ def _nccl_tests(lines: Sequence[str], source: str) -> FabricFile:
         apart = max(len(table.first_ranks) for table in every)
         if apart:
             found = "output of nccl-tests, cut before the rows of its table"
+            is_alone = apart > 1 or max(len(table.hosts) for table in every) == 1
             if apart > 1:
                 found = f"{apart} tests that ran each by itself, and no row of their tables"
+            elif is_alone:
+                found = _OF_ONE_RANK
             raise StatementError(
-                source, expected="rows", found=found, fix=_JOIN if apart > 1 else _KEEP_ROWS
+                source, expected="rows", found=found, fix=_JOIN if is_alone else _KEEP_ROWS
             )
         raise InputError(
             source,
@@ -408,7 +412,7 @@ def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurv
         raise StatementError(
             source,
             expected="a test of several ranks",
-            found="no bus bandwidth, because each test has a single rank",
+            found=_OF_ONE_RANK,
             fix=_JOIN,
         )
     kind = _kind(table, source, notes)
