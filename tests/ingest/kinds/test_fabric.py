@@ -298,6 +298,9 @@ def test_tests_that_did_not_join_are_named_even_without_rows(tmp_path):
     log.write_text(start * 2 + rank.format(1, "a") + rank.format(2, "b"))
     with pytest.raises(InputError, match=r"2 tests that ran each by itself[\s\S]*MPI=1"):
         read_fabric(str(log))
+    log.write_text(start + rank.format(1, "a"))
+    with pytest.raises(InputError, match=r"a single rank[\s\S]*MPI=1"):
+        read_fabric(str(log))
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
