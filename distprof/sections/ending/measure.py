@@ -67,7 +67,8 @@ def analyze_ending(run: Run) -> EndingResult:
     )
     if log is not None and log.test_hosts and not log.tested:  # a test that stands
         is_known &= len({*log.test_hosts.values()}) == 1 and not log.edges
-    if found.state or found.cause not in ("set-up", "ready", "stage", "finished") or not is_known:
+    quiet = ("", "set-up", "ready", "stage", "finished")
+    if found.state or found.cause not in quiet or not is_known:
         return found
     also = found.verdict.replace("Not decided", "If the job hangs at this point (distprof hang)", 1)
     return EndingResult(alternatives=(also,) if found.cause in ("set-up", "stage") else ())
