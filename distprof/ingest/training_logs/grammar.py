@@ -432,10 +432,11 @@ def _pauses(
     # Of a report over many iterations, a pause is a smaller part.
     far = [ns > ratio * one > 0 for (*_, ns), one in zip(ticks, each, strict=True)]
     least = median(compress(excess, far)) / 2 if any(far) else math.inf
+    parts = zip(ticks, each, spans, excess, far, strict=True)
     longer = [
         (lost, rows[at].iteration)
-        for (at, _, ns), one, span, lost in zip(ticks, each, spans, excess, strict=True)
-        if (ns > ratio * one > 0 or (lost > least and ns > _APART * one)) and span < most_span
+        for (at, _, ns), one, span, lost, is_far in parts
+        if (is_far or (lost > least and ns > _APART * one)) and span < most_span
     ]
     lost = sum(ns for ns, _ in longer)
     share = lost / sum(tick[2] * span for tick, span in zip(ticks, spans, strict=True))

@@ -128,7 +128,7 @@ def diagnose_output(output: JobOutput) -> EndingResult:
         why=(
             *(_last_bar(output) if found.cause in words().kinds["outside"] else ()),
             *(*found.why, *timeout_sentences(found.positions)),
-            *(f"{capitalized(name_ranks(failed))} {also}." for _ in [*failed][:1]),
+            *((f"{capitalized(name_ranks(failed))} {also}.",) if failed else ()),
             *filter(None, (last_said(found.ranks, output) * (found.cause == "behind"),)),
             *earlier,
         ),
@@ -545,20 +545,20 @@ def _cancelled(output: JobOutput) -> EndingResult | None:
     same = (e for e in events if e.fields["reason"].lower() == reason)
     # slurmstepd names the first node of the job, srun the one that failed
     event = max(same, key=lambda e: e.fields["reason"] == "Node failure")
-    text = f"he scheduler ended the job: {reason}{_at(event)}."
+    text = f"the scheduler ended the job: {reason}{_at(event)}."
     kept = (e for e in output.events if e.file != event.file or e.line < event.line)
     before = replace(output, events=tuple(kept))  # a rank that failed lets the others stand
     errors = _of(before, *words().kinds["precedence"], *OF_WATCHDOGS)
     last = max(errors, key=lambda e: e.line, default=event)
-    has_bar = any(map(re.compile(words().patterns["bar"]).search, _after(last, output)))
+    has_bar = any(words().search("bar", line) for line in _after(last, output))
     if "time" in reason and errors and not (has_bar or _trains(last, output)):
         failed = _own_errors(before) or diagnose_positions(before)
         if failed and not re.search("erminated|SIGTERM|signal: 15", f"{failed.why}"):
-            return replace(failed, why=(f"Then t{text}", *failed.why))
+            return replace(failed, why=(f"Then {text}", *failed.why))
     if "time" in reason and not errors and _of(output, "complaint"):
         said = "the job is said to stand still until its time limit, and the text shows no reason"
         return _undecided("complaint", said, "complaint")
-    text = f"T{text}{' No rank failed by itself.' * (not errors)}"
+    text = f"{capitalized(text)}{' No rank failed by itself.' * (not errors)}"
     return _made("cancelled", text, event, *advice_on("cancelled", reason), ranks=())
 
 
