@@ -224,7 +224,7 @@ def _uncertain(job: JobWatch, own: OwnTimes) -> Iterator[str]:
     yield f"{text}."
 
 
-LONGEST_START_S = 4.0
+LONGEST_START_S = 3.0
 """A job writes run.json before its ranks start: a folder without one after this time is another."""
 _FIX = "name the folder that distprof run or distprof capture printed when the job started"
 
