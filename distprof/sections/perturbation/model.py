@@ -9,7 +9,7 @@ simulated steps take as long as steps without the profiler.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -302,25 +302,23 @@ def _note_posts(
 
 def _message_edges(
     one: RankEvents, base: int, shift: int, posts: list[tuple[int, int, int]]
-) -> list[tuple[int, int, int]]:
+) -> Iterator[tuple[int, int, int]]:
     """Edges from the posts of messages to the ends of the waits for them, in order of posting."""
     posts.sort()
-    found: list[tuple[int, int, int]] = []
     taken = 0
     for begins, ends in zip(one.wait_start.tolist(), one.wait.tolist(), strict=True):
         begin, end = int(one.check_ns[begins]) - shift, int(one.check_ns[ends]) - shift
         if taken >= len(posts) or posts[taken][0] > end:
-            found.append((base + begins, base + ends, end - begin))
+            yield base + begins, base + ends, end - begin
             continue
         _, node, sent = posts[taken]
         if sent > end:
-            found.append((base + begins, base + ends, end - begin))
+            yield base + begins, base + ends, end - begin
             continue
         taken += 1
         rest = end - max(sent, begin)
-        found.append((node, base + ends, rest if sent > begin else 0))
-        found.append((base + begins, base + ends, rest))
-    return found
+        yield node, base + ends, rest if sent > begin else 0
+        yield base + begins, base + ends, rest
 
 
 # The cost that explains untraced steps ------------------------------------------------------------

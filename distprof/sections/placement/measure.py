@@ -59,7 +59,7 @@ def analyze_placement(
         )
         for m in machines_of(run)
     )
-    cards = card_paths(run, nodes)
+    cards = tuple(card_paths(run, nodes))
     shown = run.get(Machines)
     copies = shown.copies if shown else ()
     if not nodes:
