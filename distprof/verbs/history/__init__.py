@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from distprof.artefacts.record import grouped
+from distprof.artefacts.record import grouped, made_from
 from distprof.artefacts.summary_file import Fingerprint, SummaryFile, differences
 from distprof.costs.repeats import compare_pairs, pseudo_median
 from distprof.verbs import Displayed
@@ -155,14 +155,13 @@ def trace_metric(
         raise ValueError("a window and a number of points must be at least 1")
     accepted = metric.tolerance if tolerance is None else tolerance
     judge = _Judge(metric=metric, tolerance=accepted, window=window)
-    return History(
+    return made_from(
+        metric,
+        History,
         distprof_version=__version__,
         source=source,
         metric=metric.name,
-        label=metric.label,
         unit=unit_of(metric),
-        better=metric.better,
-        scale=metric.scale,
         tolerance=accepted,
         window=window,
         series=tuple(judge.series(key, runs, last) for key, runs in series.items()),
