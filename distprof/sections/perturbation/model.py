@@ -259,8 +259,7 @@ class _Meetings(msgspec.Struct, frozen=True, kw_only=True):
                 activity.append(of)
                 end_node.append(next_node)
                 duration.append(0)
-                edges.append((of, node, 0))
-                edges.append((node, next_node, ended - min(end)))
+                edges += ((of, node, 0), (node, next_node, ended - min(end)))
                 next_node += 1
         for p, of_rank in posts.items():
             edges += _message_edges(events[p], int(base[p]), shift[p], of_rank)
