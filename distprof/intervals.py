@@ -127,9 +127,7 @@ def subtract(a: Intervals, b: Intervals) -> Intervals:
         intersect(a, Intervals(b.end[:-1], b.start[1:])),
         clip(a, int(b.end[-1]), int(a.end[-1])),
     )
-    return Intervals(
-        np.concatenate([part.start for part in parts]), np.concatenate([part.end for part in parts])
-    )
+    return Intervals(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def clip(disjoint: Intervals, low: int, high: int) -> Intervals:

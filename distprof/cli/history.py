@@ -12,7 +12,7 @@ from distprof.cli.output import Output, deliver, note
 from distprof.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from distprof.artefacts.summary_file import SummaryFile
 
@@ -197,15 +197,13 @@ def _chosen(
     raise UsageError(f"series not found; the history holds {existing}")
 
 
-def _more(place: str, chosen: dict[str, list[SummaryFile]], *, show_all: bool) -> tuple[str, ...]:
+def _more(place: str, chosen: dict[str, list[SummaryFile]], *, show_all: bool) -> Iterator[str]:
     """Notes on series that are not shown, and on how to speed up reading."""
     from distprof.verbs.history.dataset import MANY_FILES, count_files
 
-    notes = []
     more = len(chosen) - _FEW_SERIES
     if more > 0 and not show_all:
-        notes.append(f"{more} older series are not shown: use --all, or --series KEY for one.")
+        yield f"{more} older series are not shown: use --all, or --series KEY for one."
     files = count_files(place)
     if files > MANY_FILES:
-        notes.append(f"{files:,} files are slow to read: run distprof history compact.")
-    return tuple(notes)
+        yield f"{files:,} files are slow to read: run distprof history compact."

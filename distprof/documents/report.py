@@ -104,27 +104,25 @@ def _remaining_text(finding: Finding, recovered: int) -> str:
     return f"{left} after the fixes above"
 
 
-def next_commands(report: Report, options: RenderOptions) -> tuple[tuple[str, str], ...]:
+def next_commands(report: Report, options: RenderOptions) -> Iterator[tuple[str, str]]:
     """Commands worth running after this report, each with its purpose."""
-    commands = []
     source = report.run.source
     if report.job.outcome == "running" and source.isprintable():
         hang = f"distprof hang {shlex.quote(source)}"
-        commands.append((hang, "if it makes no progress: find the rank that others wait for"))
+        yield hang, "if it makes no progress: find the rank that others wait for"
     if is_undecided(report) and source.isprintable() and source != str(demo.FOLDER):
         timed = f"distprof analyze {shlex.quote(source)} --step-time TIME"
-        commands.append((timed, "your mean step without the profiler: it decides the verdict"))
+        yield timed, "your mean step without the profiler: it decides the verdict"
     if report.findings:
         code = report.findings[0].code
-        commands.append((f"distprof rule {shlex.quote(code)}", "what it means and how to fix it"))
+        yield f"distprof rule {shlex.quote(code)}", "what it means and how to fix it"
     again = _command_again(report, options)
     if again and not (options.full or options.show_all or options.sections):
-        commands.append((f"{again} --full", "every table"))
+        yield f"{again} --full", "every table"
     elif again and options.saved_as and not options.show_all:
-        commands.append((f"{again} --all", "every finding, rank and kernel"))
+        yield f"{again} --all", "every finding, rank and kernel"
     elif again and not options.saved_as:
-        commands.append((f"{again} --save-report report.json", "keep this report"))
-    return tuple(commands)
+        yield f"{again} --save-report report.json", "keep this report"
 
 
 def _command_again(report: Report, options: RenderOptions) -> str:
@@ -197,7 +195,7 @@ def head_of(report: Report, options: RenderOptions) -> Page:
         detail=verdict.detail,
         to_do=to_do(report),
         origin=origin(report),
-        cautions=job_facts(report),
+        cautions=tuple(job_facts(report)),
         step=step_bar(report),
         sentences=tuple(
             text for text in verdict.why if text != plan and text not in verdict.detail
@@ -210,7 +208,7 @@ def head_of(report: Report, options: RenderOptions) -> Page:
             "nothing from the network. Times are means over ranks and "
             f"{window_word(report)}s unless a title says otherwise.",
         ),
-        commands=next_commands(report, options),
+        commands=tuple(next_commands(report, options)),
     )
 
 

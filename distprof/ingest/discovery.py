@@ -128,7 +128,7 @@ def discover(source: str, *, may_be_empty: bool = False) -> Discovery:
             fix="check the path",
         ) from error
     if path.is_dir():
-        return _select(source, path, _walk(path), may_be_empty=may_be_empty)
+        return _select(source, path, [*_walk(path)], may_be_empty=may_be_empty)
     if path.is_file():
         if not (_is_export(str(path)) or is_rocprof(path)):
             refuse_foreign(path)
@@ -198,20 +198,18 @@ def _local(path: Path) -> TraceFile:
     )
 
 
-def _walk(folder: Path) -> list[TraceFile]:
+def _walk(folder: Path) -> Iterator[TraceFile]:
     """Files below a folder whose names fit a trace.
 
     Hidden files and installed packages are left out. In a run directory, so are its cache and the
     recordings of ``distprof attach``: they show the same ranks at another time, and each is a
     separate run directory.
     """
-    traces = []
     for parent, folders, files in walked(folder):
         excluded = {CACHE_DIR, REQUESTS_DIR} if RUN_FILE in files else {CACHE_DIR}
         folders[:] = [name for name in folders if name not in excluded]
         paths = [Path(parent, name) for name in files]
-        traces += [_local(path) for path in paths if _may_be_trace(path.name)]
-    return traces
+        yield from (_local(path) for path in paths if _may_be_trace(path.name))
 
 
 def _glob(pattern: Path) -> list[TraceFile]:

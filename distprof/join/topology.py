@@ -27,6 +27,7 @@ from distprof.run.topology import (
     axis_of,
     coordinates_of,
     is_unnamed,
+    layout_of,
     nodes_of_job,
     with_axis,
     world_size_of_job,
@@ -383,18 +384,14 @@ def with_inferred_axes(
     for group in groups:
         key = (group.name, group.ranks)
         if _is_unknown(group) and key in axes_of_group:
-            of_layout[_layout(group)].add(_common_axis(axes_of_group[key]))
+            of_layout[layout_of(group)].add(_common_axis(axes_of_group[key]))
     inferred = {layout: _common_axis(found) for layout, found in of_layout.items()}
     return tuple(
         replace(group, axis=axis)
-        if _is_unknown(group) and (axis := inferred.get(_layout(group)))
+        if _is_unknown(group) and (axis := inferred.get(layout_of(group)))
         else group
         for group in groups
     )
-
-
-def _layout(group: ProcessGroup) -> tuple[int, ...]:
-    return tuple(rank - group.ranks[0] for rank in group.ranks)
 
 
 def _is_unknown(group: ProcessGroup) -> bool:

@@ -20,7 +20,7 @@ from distprof.join.waits import (
     positions_of,
 )
 from distprof.run.run import CaptureWindow, ClockAlignment, CollectiveMatches, Rank
-from distprof.schema import ABSENT, Int64Array, Table
+from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.terms import CollectiveKind, StepSource
 from distprof.units import NS_PER_S, fold_ranks, format_duration, name_ranks, verb
 
@@ -117,15 +117,12 @@ def _same_rows(one: Table, other: Table) -> bool:
     if len(one) != len(other):
         return False
     for column in one.schema:
-        if column.dtype != "category":
-            if not np.array_equal(one[column.name], other[column.name]):
-                return False
-            continue
-        first, second = one.coded(column.name), other.coded(column.name)
-        if first.values == second.values:
-            if not np.array_equal(first.codes, second.codes):
-                return False
-        elif first.decode() != second.decode():
+        if column.dtype == "category":
+            both = Coded.concat([one.coded(column.name), other.coded(column.name)])
+            first, second = np.split(both.codes, 2)
+        else:
+            first, second = one[column.name], other[column.name]
+        if not np.array_equal(first, second):
             return False
     return True
 

@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 import msgspec
 from msgspec.structs import replace
 
+from distprof.artefacts.record import grouped
 from distprof.artefacts.run_file import RunFile
 from distprof.bounds import table_beside
 from distprof.terms import MeshAxis
@@ -111,10 +112,8 @@ class GroupNames:
     """
 
     def __init__(self, groups: Sequence[ProcessGroup]) -> None:
-        families: dict[tuple[int, ...], list[ProcessGroup]] = defaultdict(list)
-        for group in groups:
-            if is_unnamed(group) and group.ranks:
-                families[tuple(rank - group.ranks[0] for rank in group.ranks)].append(group)
+        unnamed = [group for group in groups if is_unnamed(group) and group.ranks]
+        families = grouped([(layout_of(group), group) for group in unnamed])
         self._exact: dict[tuple[str, str], str] = {}
         by_name: dict[str, set[str]] = defaultdict(set)
         for family in families.values():
@@ -133,6 +132,11 @@ class GroupNames:
     def of(self, name: str, ranks: str) -> str:
         """The name of a group with these members, as ranges; empty if described or unknown."""
         return self._exact.get((name, ranks)) or (self._by_name.get(name, "") if name else "")
+
+
+def layout_of(group: ProcessGroup) -> tuple[int, ...]:
+    """The members, counted from the first of them."""
+    return tuple(rank - group.ranks[0] for rank in group.ranks)
 
 
 def is_unnamed(group: ProcessGroup) -> bool:

@@ -49,7 +49,7 @@ def markdown_html(text: str) -> Markup:
     for token in tokens:
         token.tag = _LOWER.get(token.tag, token.tag)
         token.attrs.pop("style", None)  # column alignment: the policy forbids inline styles
-        token.children = _without_local_links(token.children or [])
+        token.children = list(_without_local_links(token.children or []))
     return untouched(parser.renderer.render(tokens, parser.options, {}))
 
 
@@ -60,9 +60,8 @@ def _parser() -> MarkdownIt:
     return MarkdownIt("commonmark", {"html": False}).enable("table")
 
 
-def _without_local_links(tokens: list[Token]) -> list[Token]:
+def _without_local_links(tokens: list[Token]) -> Iterator[Token]:
     """Remove pictures, and links between pages, which lead nowhere here."""
-    kept: list[Token] = []
     opened: list[bool] = []
     for token in tokens:
         is_kept = token.type != "image"
@@ -73,8 +72,7 @@ def _without_local_links(tokens: list[Token]) -> list[Token]:
         elif token.type == "link_close" and opened:
             is_kept = opened.pop()
         if is_kept:
-            kept.append(token)
-    return kept
+            yield token
 
 
 _MARKS = {"error": "✖", "warning": "▲", "info": "●"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -384,11 +384,10 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
             origin=Origin.DERIVED,
         )
 
-    def notes(self, table: Table) -> tuple[str, ...]:
+    def notes(self, table: Table) -> Iterator[str]:
         """Assumptions about groups, one sentence each."""
         origin = table["group_origin"]
         assumed, unknown = (int((origin == one).sum()) for one in (Origin.DERIVED, Origin.ABSENT))
-        notes = []
         if assumed:
             ranks, group = self.only_ranks(), self.message_group()
             whose = "the only group of this rank" if self.groups else "all ranks of the job"
@@ -401,7 +400,6 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
             else:
                 who = f"{assumed} of {len(table)} collectives"
                 whose += f", ranks {fold_ranks(ranks)}"
-            notes.append(f"{who} do not name a process group: distprof assumes {whose}.")
+            yield f"{who} do not name a process group: distprof assumes {whose}."
         if unknown:
-            notes.append(f"The process group of {unknown} of {len(table)} collectives is unknown.")
-        return tuple(notes)
+            yield f"The process group of {unknown} of {len(table)} collectives is unknown."

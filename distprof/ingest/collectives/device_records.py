@@ -15,7 +15,7 @@ that launches it closes the batch without naming a message. Each message has an 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -100,7 +100,7 @@ def _with_batches(table: Table, batches: Batches, membership: Membership) -> Rec
         bytes=size,
         bytes_origin=np.where(several, origin, table["bytes_origin"]),
     )
-    return Records(table=table, notes=notes_on(table, membership))
+    return Records(table=table, notes=tuple(notes_on(table, membership)))
 
 
 def records_table(
@@ -149,7 +149,7 @@ def records_table(
         "name": executed.coded("name"),
     }
     table = Table(COLLECTIVES, columns)
-    return Records(table=table, notes=notes_on(table, membership))
+    return Records(table=table, notes=tuple(notes_on(table, membership)))
 
 
 def _own_arguments(activity: Table, comm_args: Table) -> Int64Array:
@@ -327,17 +327,16 @@ def _splits(written: str) -> str:
     return inner if inner.replace(",", "").isdecimal() else ""
 
 
-def notes_on(table: Table, membership: Membership) -> tuple[str, ...]:
+def notes_on(table: Table, membership: Membership) -> Iterator[str]:
     """Unknown or assumed properties of the records in a table, one sentence each."""
-    notes = list(membership.notes(table))
+    yield from membership.notes(table)
     unsized = int((table["bytes"] == ABSENT).sum())
     barriers = int((table["kind"] == CollectiveKind.BARRIER).sum())
     if unsized > barriers:
-        notes.append(f"{unsized - barriers} of {len(table)} collectives have an unknown size.")
+        yield f"{unsized - barriers} of {len(table)} collectives have an unknown size."
     unknown = int((table["kind"] == CollectiveKind.UNKNOWN).sum())
     if unknown:
-        notes.append(f"{unknown} of {len(table)} collectives have an unknown kind.")
-    return tuple(notes)
+        yield f"{unknown} of {len(table)} collectives have an unknown kind."
 
 
 class Batches(msgspec.Struct, frozen=True, kw_only=True):

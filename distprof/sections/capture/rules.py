@@ -78,11 +78,8 @@ def _damage(capture: CaptureResult, limits: Limits) -> Iterator[str]:
     overlap_ratio=Limit(0.5, "smallest acceptable share of recorded time that all ranks share"),
 )
 def capture_windows_disjoint(capture: CaptureResult, limits: Limits) -> Iterator[Draft]:
-    """The ranks were recorded at different times, so the recordings have few or no steps in common.
-
-    ## Why it costs time
-    It costs no time, but distprof can compare ranks only in steps that all of them recorded.
-    Outside these steps it is unknown which rank waited for which.
+    """The ranks were recorded at different times, so the recordings have few or no steps in
+    common.
     """
     if len(capture.ranks_present) < 2:
         return
@@ -111,12 +108,8 @@ def capture_windows_disjoint(capture: CaptureResult, limits: Limits) -> Iterator
 
 @rule("CAP103", Severity.INFO, costs_time=False)
 def capture_start_transient(capture: CaptureResult) -> Iterator[Draft]:
-    """The start of the profiler disturbed the first recorded step, and distprof left that step out.
-
-    ## Why it costs time
-    It costs no time outside the recording. Profilers start at different moments on different ranks,
-    so the first collective waits for the last profiler. The last rank then looks like an extreme
-    straggler.
+    """The start of the profiler disturbed the first recorded step, and distprof left that step
+    out.
     """
     if not capture.transient_steps:
         return

@@ -112,7 +112,7 @@ def _class_table(run: Run, analyses: RankAnalyses) -> CollectivesResult:
         num_ranks=len(index.ranks),
         num_steps=num_steps,
         classes=tuple(sorted(classes, key=_most_exposed)),
-        unavailable=_unavailable(rows),
+        unavailable=tuple(_unavailable(rows)),
     )
 
 
@@ -450,11 +450,10 @@ def _most_exposed(record: CollectiveClass) -> tuple[int, int, str, str, int]:
     return (-exposed, -total, record.kind, record.group, record.bytes or 0)
 
 
-def _unavailable(rows: _Rows) -> tuple[str, ...]:
-    reasons = []
+def _unavailable(rows: _Rows) -> Iterator[str]:
     posted = int((rows.inside & ~rows.executed).sum())
     if posted:
-        reasons.append(
+        yield (
             f"the transfer time of {posted:,} sends and receives is not recorded: gloo only shows "
             "when they were posted and when a rank blocked in one"
         )
@@ -462,11 +461,10 @@ def _unavailable(rows: _Rows) -> tuple[str, ...]:
     timed = int((rows.inside & rows.executed & rows.timed).sum())
     if inside != timed:
         share = "no collective" if timed == 0 else f"only {timed} of {inside} collectives"
-        reasons.append(
+        yield (
             f"waiting and transfer are separated for {share}: the others have no partner among the "
             "recorded ranks, or clocks that cannot be compared"
         )
-    return tuple(reasons)
 
 
 # The bus bandwidth that each class of collectives should reach, from a fabric profile -----------

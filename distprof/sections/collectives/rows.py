@@ -8,7 +8,7 @@ of the train.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -154,7 +154,7 @@ def rank_trains(
         return ()
     kinds, groups = collectives["kind"], collectives.coded("group").codes
     chosen = np.isin(kinds, _KINDS) & (collective_step >= 0) & collectives["is_timed"]
-    trains = []
+    trains: list[RankTrain] = []
     num_groups = int(groups.max(initial=0)) + 1
     pairs = distinct(kinds[chosen].astype(np.int64) * num_groups + groups[chosen])
     for kind, group in (divmod(pair, num_groups) for pair in pairs.tolist()):
@@ -166,7 +166,7 @@ def rank_trains(
 
 def _trains_of(
     collectives: Table, rows: Int64Array, step: NDArray[np.int32], computation: Intervals, kind: int
-) -> list[RankTrain]:
+) -> Iterator[RankTrain]:
     start, end = (column[rows] for column in intervals_of(collectives))
     length = end - start
     before = np.concatenate((start[:1], np.maximum.accumulate(end)[:-1]))
@@ -179,7 +179,6 @@ def _trains_of(
     same = np.concatenate(([False], step[rows][1:] == step[rows][:-1]))
     edges = [*np.flatnonzero(~(alone & near & same)).tolist(), len(rows)]  # row 0 is always an edge
     names = collectives.coded("group_desc"), collectives.coded("group")
-    trains = []
     for low, high in pairwise(edges):
         if high - low < MIN_CARS:
             continue
@@ -187,17 +186,14 @@ def _trains_of(
         busy_ns = int((busy.end - busy.start).sum())
         row = int(rows[low])
         description, group = (str(name.values[name.codes[row]]) for name in names)
-        trains.append(
-            RankTrain(
-                kind=int(kind),
-                group=description or group,
-                count=high - low,
-                busy_ns=busy_ns,
-                gap_ns=int(end[low:high].max() - start[low]) - busy_ns,
-                median_ns=int(np.median(length[low:high])),
-            )
+        yield RankTrain(
+            kind=int(kind),
+            group=description or group,
+            count=high - low,
+            busy_ns=busy_ns,
+            gap_ns=int(end[low:high].max() - start[low]) - busy_ns,
+            median_ns=int(np.median(length[low:high])),
         )
-    return trains
 
 
 def collective_trains(

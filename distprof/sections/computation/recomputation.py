@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.artefacts.record import grouped
 from distprof.schema import ABSENT
 from distprof.sections.computation import Pass, Region
 from distprof.sections.computation.groups import Change, Groups
@@ -39,12 +40,10 @@ def recomputed_regions(groups: Groups) -> tuple[Region, ...]:
         return ()
     is_node = calls.host.coded("name").finds(BACKWARD)[operators.row]
     node = np.where(calls.inside >= 0, operators.innermost(is_node)[calls.inside], ABSENT)
-    alike: dict[tuple[_Work, ...], list[_Backward]] = defaultdict(list)
     passes = _backward_passes(groups, node)
-    for one in passes:
-        alike[tuple(_work(groups, kernels) for kernels in one.regions)].append(one)
     if not passes:
         return ()
+    alike = grouped([(tuple(_work(groups, each) for each in one.regions), one) for one in passes])
     work, found = max(alike.items(), key=lambda item: sum(one.spent_ns for one in item[1]))
     times: dict[_Work, list[float]] = defaultdict(list)
     for one in found:
@@ -60,8 +59,7 @@ def recomputed_regions(groups: Groups) -> tuple[Region, ...]:
         )
         for number, (region, kernels) in enumerate(zip(work, found[0].regions, strict=True))
     ]
-    rows.sort(key=lambda row: (-row.ns_per_byte, -row.place))
-    return tuple(rows[:MOST_REGIONS])
+    return tuple(sorted(rows, key=lambda row: (-row.ns_per_byte, -row.place))[:MOST_REGIONS])
 
 
 _Kernels = list[int]

@@ -8,7 +8,7 @@ counted from the sizes of operators.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
@@ -37,31 +37,27 @@ from distprof.units import NS_PER_S
 
 def device_memory(
     run: Run, memory: MemoryResult, known: Mapping[int, Gpu]
-) -> tuple[DeviceMemory, ...]:
+) -> Iterator[DeviceMemory]:
     """Memory of each rank that has counters of a device; ranks on a CPU have none."""
     places = coordinates_of(run.job) if run.job else {}
     recorded = {rank.rank: rank.device.memory_bytes for rank in run.ranks}
-    rows = []
     for rank in memory.ranks:
         if rank.peak_allocated_bytes is None and rank.reserved_bytes is None:
             continue
         gpu = known.get(rank.rank)
         size = recorded.get(rank.rank) or (round(gpu.memory_bytes) if gpu else None)
         size = size if size is not None and size > 0 else None
-        rows.append(
-            DeviceMemory(
-                rank=rank.rank,
-                stage=places.get(rank.rank, {}).get(MeshAxis.PP, 0),
-                capacity_bytes=size,
-                allocated_bytes=rank.peak_allocated_bytes,
-                reserved_bytes=rank.reserved_bytes,
-                allocated_ratio=_ratio(rank.peak_allocated_bytes, size),
-                reserved_ratio=_ratio(rank.reserved_bytes, size),
-                num_retries=rank.num_steady_retries,
-                retry_ns_per_step=rank.retry_ns_per_step,
-            )
+        yield DeviceMemory(
+            rank=rank.rank,
+            stage=places.get(rank.rank, {}).get(MeshAxis.PP, 0),
+            capacity_bytes=size,
+            allocated_bytes=rank.peak_allocated_bytes,
+            reserved_bytes=rank.reserved_bytes,
+            allocated_ratio=_ratio(rank.peak_allocated_bytes, size),
+            reserved_ratio=_ratio(rank.reserved_bytes, size),
+            num_retries=rank.num_steady_retries,
+            retry_ns_per_step=rank.retry_ns_per_step,
         )
-    return tuple(rows)
 
 
 def _ratio(part: int | None, whole: int | None) -> float | None:
@@ -103,7 +99,7 @@ def analyze_efficiency(
         backend=", ".join(sorted({rank.backend for rank in run.ranks if rank.backend})),
         num_micro_batches=counts.pop() if len(counts) == 1 else None,
         is_data_parallel_only=_is_data_parallel_only(run),
-        memory=device_memory(run, memory, named),
+        memory=tuple(device_memory(run, memory, named)),
         unavailable=(NO_MODEL,) if run.ranks or run.job else (),
     )
     if model is None:

@@ -13,6 +13,7 @@ shorter pause is charged with its own duration, in its own gap only.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 
 import msgspec
 import numpy as np
@@ -195,7 +196,7 @@ def _longest(length: Int64Array, first: Int64Array, last: Int64Array) -> Int64Ar
 
 def pause_stats(
     pauses: Pauses, inside: Intervals, during: Intervals, blame: Blame, idle_ns: Int64Array
-) -> tuple[PauseStats, ...]:
+) -> Iterator[PauseStats]:
     """Count, CPU time and idle time caused, by kind and name, inside the windows."""
     start, end = pauses.start, pauses.end
     blocked = covered(Intervals(start, end), inside)
@@ -206,18 +207,14 @@ def pause_stats(
     np.add.at(idle, blame.pause[charged], idle_ns[charged])
     instant = covered(Intervals(start, start + 1), inside) > 0
     counted = instant | (blocked > 0) | (idle > 0)  # a pause may begin before the first window
-    found = []
     for kind in PauseKind:
         for code, name in enumerate(pauses.names):
             chosen = counted & (pauses.kind == kind) & (pauses.name == code)
             if chosen.any():
-                found.append(
-                    PauseStats(
-                        kind=kind.label,
-                        name=name,
-                        count=int(chosen.sum()),
-                        blocked_ns=int(blocked[chosen].sum()),
-                        idle_ns=int(idle[chosen].sum()),
-                    )
+                yield PauseStats(
+                    kind=kind.label,
+                    name=name,
+                    count=int(chosen.sum()),
+                    blocked_ns=int(blocked[chosen].sum()),
+                    idle_ns=int(idle[chosen].sum()),
                 )
-    return tuple(found)

@@ -380,7 +380,7 @@ def rank_causes(
     charged = intersect(union(rows), rest)
     inside = union(windows)
     idle_ns = covered(rows, intersect(charged, inside))
-    stats = pause_stats(pauses, inside, intersect(during, inside), blame, idle_ns)
+    stats = tuple(pause_stats(pauses, inside, intersect(during, inside), blame, idle_ns))
 
     def idle_of(of_pause: NDArray[np.bool_]) -> Intervals:
         """Idle time during some pauses, and what is charged to them."""

@@ -44,19 +44,17 @@ def end_line(report: Report) -> str:
     return ""
 
 
-def job_facts(report: Report) -> tuple[str, ...]:
+def job_facts(report: Report) -> Iterator[str]:
     """What a reader must know before any number: injected faults, and the cost of the probes."""
     job = report.job
-    facts = []
     if job.faults:
-        facts.append("injected on purpose: " + ", ".join(fault.text for fault in job.faults))
+        yield "injected on purpose: " + ", ".join(fault.text for fault in job.faults)
     if profiler := profiler_fact(report.perturbation):
-        facts.append(profiler)
+        yield profiler
     modes = ("always_on",) if report.perturbation.is_corrected else ("always_on", "tracing")
     costs = [_overhead_text(one) for one in job.overhead if one.mode in modes]
     if costs:
-        facts.append(f"measured cost: {', '.join(costs)}")
-    return tuple(facts)
+        yield f"measured cost: {', '.join(costs)}"
 
 
 def mesh_text(mesh: dict[str, int], strategy: str) -> str:

@@ -9,7 +9,7 @@ simulated steps take as long as steps without the profiler.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -259,8 +259,7 @@ class _Meetings(msgspec.Struct, frozen=True, kw_only=True):
                 activity.append(of)
                 end_node.append(next_node)
                 duration.append(0)
-                edges.append((of, node, 0))
-                edges.append((node, next_node, ended - min(end)))
+                edges += ((of, node, 0), (node, next_node, ended - min(end)))
                 next_node += 1
         for p, of_rank in posts.items():
             edges += _message_edges(events[p], int(base[p]), shift[p], of_rank)
@@ -302,25 +301,23 @@ def _note_posts(
 
 def _message_edges(
     one: RankEvents, base: int, shift: int, posts: list[tuple[int, int, int]]
-) -> list[tuple[int, int, int]]:
+) -> Iterator[tuple[int, int, int]]:
     """Edges from the posts of messages to the ends of the waits for them, in order of posting."""
     posts.sort()
-    found: list[tuple[int, int, int]] = []
     taken = 0
     for begins, ends in zip(one.wait_start.tolist(), one.wait.tolist(), strict=True):
         begin, end = int(one.check_ns[begins]) - shift, int(one.check_ns[ends]) - shift
         if taken >= len(posts) or posts[taken][0] > end:
-            found.append((base + begins, base + ends, end - begin))
+            yield base + begins, base + ends, end - begin
             continue
         _, node, sent = posts[taken]
         if sent > end:
-            found.append((base + begins, base + ends, end - begin))
+            yield base + begins, base + ends, end - begin
             continue
         taken += 1
         rest = end - max(sent, begin)
-        found.append((node, base + ends, rest if sent > begin else 0))
-        found.append((base + begins, base + ends, rest))
-    return found
+        yield node, base + ends, rest if sent > begin else 0
+        yield base + begins, base + ends, rest
 
 
 # The cost that explains untraced steps ------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -113,7 +113,7 @@ class _Pipeline(msgspec.Struct, frozen=True, kw_only=True):
         return int(spans(self.observed, comparable=self.given.comparable).mean())
 
 
-def groups_of(pipelines: Sequence[PipelineSlots]) -> tuple[PipelineGroup, ...]:
+def groups_of(pipelines: Iterable[PipelineSlots]) -> tuple[PipelineGroup, ...]:
     """One group per shape of pipeline; pipelines without a complete step are left out."""
     observed = [one for one in map(_observed, pipelines) if one is not None]
     by_shape = grouped([(one.shape, one) for one in observed])
@@ -247,7 +247,7 @@ def _group(pipelines: Sequence[_Pipeline]) -> PipelineGroup:
         imbalance_ratio=float(per_rank.max() / per_rank.mean()) if work > 0 else None,
         limiting_stage=limiting[0],
         limiting_rank=limiting[1],
-        stages_detail=_stages(chosen, span),
+        stages_detail=tuple(_stages(chosen, span)),
         picture=picture_of(observed, comparable=comparable),
         notes=tuple(dict.fromkeys(chosen.notes)),
     )
@@ -314,29 +314,25 @@ def _limiting(observed: ObservedPipeline) -> tuple[int | None, int | None]:
     return int(work.argmax()), observed.ranks[place]
 
 
-def _stages(chosen: _Pipeline, span_ns: int) -> tuple[StageDetail, ...]:
+def _stages(chosen: _Pipeline, span_ns: int) -> Iterator[StageDetail]:
     observed = chosen.observed
     orders_, busy = observed.orders, observed.busy_ns.mean(axis=1)
     in_flight = in_flight_of(orders_, by_stage=True)
     is_backward = orders_.kind != SlotKind.FORWARD
-    details = []
     for stage in observed.stages:
         rows = orders_.stage == stage
         place = int(orders_.rank[rows][0])
         idle = 1 - float(busy[place]) / span_ns if span_ns > 0 else None
-        details.append(
-            StageDetail(
-                stage=stage,
-                rank=observed.ranks[place],
-                position=place,
-                work_ns_per_step=int(observed.work_ns[rows].sum(axis=0).mean()),
-                forward_ns=_each(observed, rows & (orders_.kind == SlotKind.FORWARD)),
-                backward_ns=_each(observed, rows & is_backward),
-                bubble_fraction=None if idle is None else min(max(idle, 0.0), 1.0),
-                in_flight=int(in_flight[stage]) if (rows & is_backward).any() else None,
-            )
+        yield StageDetail(
+            stage=stage,
+            rank=observed.ranks[place],
+            position=place,
+            work_ns_per_step=int(observed.work_ns[rows].sum(axis=0).mean()),
+            forward_ns=_each(observed, rows & (orders_.kind == SlotKind.FORWARD)),
+            backward_ns=_each(observed, rows & is_backward),
+            bubble_fraction=None if idle is None else min(max(idle, 0.0), 1.0),
+            in_flight=int(in_flight[stage]) if (rows & is_backward).any() else None,
         )
-    return tuple(details)
 
 
 def _each(observed: ObservedPipeline, rows: Bools) -> int | None:

@@ -14,7 +14,7 @@ stage sends before it can receive gradients and receives last, and its neighbour
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -219,14 +219,14 @@ _KINDS = {
 }
 
 
-def pipelines_of_log(log: OperationLog) -> tuple[PipelineSlots, ...]:
+def pipelines_of_log(log: OperationLog) -> Iterator[PipelineSlots]:
     """One pipeline per data-parallel rank; none if the log has no stages.
 
     Chunk c on pipeline rank p of P is stage c · P + p, as Megatron lays them out.
     """
     table = _compute_rows(log.operations)
     if not len(table):
-        return ()
+        return
     step_ns = int(np.mean(list(log.step_ns.values()))) if log.step_ns else None
     steps, inverse = np.unique(log.operations["step"], return_inverse=True)
     length = np.zeros(len(steps), np.int64)
@@ -236,7 +236,6 @@ def pipelines_of_log(log: OperationLog) -> tuple[PipelineSlots, ...]:
     num_places = max(int(place.max()) + 1, log.mesh.get("pp", 0))
     stage = (np.maximum(table["chunk"], 0) * num_places + place).astype(np.int32)
     replica = np.maximum(table["dp_rank"], 0)
-    pipelines = []
     for number in np.unique(replica).tolist():
         mine = replica == number
         distinct, first = np.unique(table["rank"][mine], return_index=True)
@@ -246,15 +245,12 @@ def pipelines_of_log(log: OperationLog) -> tuple[PipelineSlots, ...]:
             rank: _slots(table, np.flatnonzero(mine & (table["rank"] == rank)), stage, offsets, log)
             for rank in ranks
         }
-        pipelines.append(
-            PipelineSlots(
-                members=(*ranks, *[-1] * (num_places - len(ranks))),
-                slots=slots,
-                comparable=log.shares_clock,
-                step_ns=step_ns,
-            )
+        yield PipelineSlots(
+            members=(*ranks, *[-1] * (num_places - len(ranks))),
+            slots=slots,
+            comparable=log.shares_clock,
+            step_ns=step_ns,
         )
-    return tuple(pipelines)
 
 
 def _compute_rows(table: Table) -> Table:

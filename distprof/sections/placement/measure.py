@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.artefacts.record import made_from
 from distprof.config import TopologyConfig
 from distprof.hardware import Sheet
 from distprof.run.evidence import Machines
@@ -49,17 +50,12 @@ def analyze_placement(
     nodes, origin = nodes_of(run)
     groups = groups_by_axis(run)
     machines = tuple(
-        PlacedMachine(
-            host=m.host,
-            num_gpus=len(m.gpus),
-            islands=m.islands,
-            cards=m.cards,
-            farthest_path=m.farthest_path,
-            num_cut=m.num_cut,
+        made_from(
+            m, PlacedMachine, num_gpus=len(m.gpus), islands=m.islands, farthest_path=m.farthest_path
         )
         for m in machines_of(run)
     )
-    cards = card_paths(run, nodes)
+    cards = tuple(card_paths(run, nodes))
     shown = run.get(Machines)
     copies = shown.copies if shown else ()
     if not nodes:

@@ -70,15 +70,13 @@ class Group(msgspec.Struct, frozen=True):
     ranks: tuple[int, ...]
 
 
-def _groups_of_log(log: NcclLog) -> list[Group]:
+def _groups_of_log(log: NcclLog) -> Iterator[Group]:
     """Communicators whose members all have known ranks."""
     rank_of = _ranks_of_log(log)
-    groups = []
     for one in log.communicators:
         ranks = tuple(sorted(rank_of[m.process] for m in one.members if m.process in rank_of))
         if one.is_certain and len(ranks) == one.num_ranks:
-            groups.append(Group(_log_label(ranks, log.world_size), len(ranks), ranks))
-    return groups
+            yield Group(_log_label(ranks, log.world_size), len(ranks), ranks)
 
 
 def _log_label(ranks: Sequence[int], world_size: int | None) -> str:
@@ -223,22 +221,20 @@ def _parts(nodes: Iterable[tuple[int, ...]], size: int) -> Iterator[tuple[int, .
         yield gathered
 
 
-def card_paths(run: Run, nodes: Mapping[str, Sequence[int]]) -> tuple[CardPath, ...]:
+def card_paths(run: Run, nodes: Mapping[str, Sequence[int]]) -> Iterator[CardPath]:
     """Every GPU of every machine that the user provided and that is part of the job."""
     machines, log = machines_of(run), run.get(NcclLog)
     hosts = list(nodes) or [machine.host for machine in machines]
-    found: list[CardPath] = []
     for machine in machines:
         if not machine.cards:
             continue
         if machine.host:
             if any(_is_same_host(machine.host, host) for host in hosts):
-                found += _of_machine(machine, machine.host, log)
+                yield from _of_machine(machine, machine.host, log)
         elif len(machines) == 1 and len(hosts) == 1:
-            found += _of_machine(machine, hosts[0], log)
+            yield from _of_machine(machine, hosts[0], log)
         elif len(machines) == 1:
-            found += _of_machine(machine, "", None)
-    return tuple(found)
+            yield from _of_machine(machine, "", None)
 
 
 def _of_machine(machine: Machine, host: str, log: NcclLog | None) -> Iterator[CardPath]:

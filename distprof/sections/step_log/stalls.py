@@ -306,9 +306,7 @@ def find_late_gpus(
 ) -> tuple[LateOnGpu, ...]:
     """GPU ranks that are late, latest first."""
     ranks = sorted(records)
-    shared = set(step_ns)
-    for of_rank in records.values():
-        shared &= {one.step for one in of_rank}
+    shared = set(step_ns).intersection(*({one.step for one in each} for each in records.values()))
     steps = sorted(shared)[-max(FEWEST_STEPS, _MOST_ROWS // max(len(ranks), 1)) :]
     if len(ranks) < 2 or len(steps) < FEWEST_STEPS:
         return ()

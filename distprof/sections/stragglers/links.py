@@ -272,9 +272,8 @@ def _for_a_time(
     """Transfers that are slow in some steps only, those of the same time together."""
     events: list[list[_Slow]] = []
     places_seen, groups, paces = _paces(transfers, len(steps))
-    alike: defaultdict[_Looks, list[int]] = defaultdict(list)
-    for row, (place, group) in enumerate(zip(places_seen, groups, strict=True)):
-        alike[_looks(run, place, group)].append(row)
+    looks = [_looks(run, *each) for each in zip(places_seen, groups, strict=True)]
+    alike = grouped([(look, row) for row, look in enumerate(looks)])
     for rows in alike.values():
         # Lower median: of two groups, the faster one counts.
         ordered = np.sort(paces[rows], axis=0)  # NaN come last

@@ -70,11 +70,10 @@ def _class(summary: CollectiveSummary, index: int) -> SummarisedClass:
     collective = summary.classes[index]
     shortest = int(means.min())
     is_whole = len(ranks) > 1 and set(collective.ranks) <= set(ranks.tolist())
-    return SummarisedClass(
-        group=collective.group,
+    return made_from(
+        collective,
+        SummarisedClass,
         kind=collective.kind.label,
-        dtype=collective.dtype,
-        num_bytes=collective.num_bytes,
         num_ranks=len(ranks),
         group_size=len(collective.ranks) or None,
         num_calls=int(np.median(calls)),
@@ -269,13 +268,13 @@ def _of_table(table: OperatorTable) -> OperatorTableResult:
         ),
     )
     steps_ns = sum(row.cpu_ns for row in steps)
-    return OperatorTableResult(
-        device=table.device,
+    return made_from(
+        table,
+        OperatorTableResult,
         num_steps=num_steps or None,
         step_ns=steps_ns // num_steps if steps_ns and num_steps else None,
         self_device_ns=sum(one.device_ns for one in parts) if parts else table.self_device_ns,
         has_device_total=table.self_device_ns is not None,
-        self_cpu_ns=table.self_cpu_ns,
         loader_ns=sum(loads) // num_steps if loads and num_steps else None,
         parts=parts,
         rows=tuple(
@@ -284,7 +283,6 @@ def _of_table(table: OperatorTable) -> OperatorTableResult:
         ),
         num_rows=len(table.operators),
         sorted_by=_sorted_by(table),
-        actions=table.actions,
         second=_of_table(table.second) if table.second else None,
         unavailable=table.notes,
     )

@@ -165,7 +165,7 @@ def _answer(
         m_w=m_w if is_slow else None,
         m_s=m_s if is_slow and replay.rows.num_stages > 1 else None,
         path=path_shares(replay),
-        stages=_stage_slowdowns(replay, workers, stages),
+        stages=tuple(_stage_slowdowns(replay, workers, stages)),
         steps=tuple(
             StepSlowdown(step=int(replay.rows.steps[i]), slowdown=float(simulated[i]) / ideal)
             for i in slowest_steps
@@ -253,22 +253,18 @@ def _worker_slowdowns(workers: by.Workers, slowdown: Floats) -> tuple[WorkerSlow
 
 def _stage_slowdowns(
     replay: OperationReplay, workers: by.Workers, slowdown: Floats
-) -> tuple[StageSlowdown, ...]:
+) -> Iterator[StageSlowdown]:
     rows = replay.rows
     compute = rows.of(*by.COMPUTE)
-    result = []
     for stage in np.unique(workers.stage).tolist() if rows.num_stages > 1 else ():
         ranks = tuple(workers.rank[workers.stage == stage].tolist())
         total = float(replay.actual[compute & (rows.stage == stage)].sum())
-        result.append(
-            StageSlowdown(
-                stage=stage,
-                ranks=ranks,
-                slowdown=float(slowdown[stage]),
-                compute_ns=round(total / (replay.num_steps * len(ranks))),
-            )
+        yield StageSlowdown(
+            stage=stage,
+            ranks=ranks,
+            slowdown=float(slowdown[stage]),
+            compute_ns=round(total / (replay.num_steps * len(ranks))),
         )
-    return tuple(result)
 
 
 # Changes ------------------------------------------------------------------------------------------

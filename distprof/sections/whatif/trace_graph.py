@@ -17,7 +17,7 @@ unknown causes, collectives that could not be matched, and messages whose other 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import msgspec
@@ -383,20 +383,18 @@ _OWN = {
 }
 
 
-def node_names(graph: TraceGraph, nodes: Int64Array) -> list[str]:
+def node_names(graph: TraceGraph, nodes: Int64Array) -> Iterator[str]:
     """Readable name of each operation: ``rank 3: computation``, ``transfer, all_reduce dp``."""
-    names = []
     for node in nodes.tolist():
         if node < graph.num_segments:
             kind = _OWN[Own(int(graph.own_ns[node].argmax()))][1]
-            names.append(f"rank {graph.ranks[graph.owner[node]]}: {kind}")
+            yield f"rank {graph.ranks[graph.owner[node]]}: {kind}"
             continue
         transfer = node - graph.num_segments
         owner = int(graph.transfers.owner[transfer])
         of = "" if owner == ABSENT else f"rank {graph.ranks[owner]}: "
         what = "transfer" if graph.transfers.is_joined[transfer] else "unmatched"
-        names.append(f"{of}{what}, {graph.label(transfer)}")
-    return names
+        yield f"{of}{what}, {graph.label(transfer)}"
 
 
 def path_shares(graph: TraceGraph, times: Times, step_ns: int) -> tuple[PathShare, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from math import comb
 
@@ -334,7 +334,7 @@ def compare(first: Side, second: Side) -> Comparison:
         pictures=(first.picture.brief(), second.picture.brief()),
         compared=compared(first.summary.fingerprint, second.summary.fingerprint),
         common_kernels_ratio=common_kernels(first.kernels, second.kernels),
-        unavailable=_missing(first.summary, second.summary),
+        unavailable=tuple(_missing(first.summary, second.summary)),
     )
 
 
@@ -398,16 +398,12 @@ def _costs(problems: Sequence[Finding]) -> dict[str, int | None]:
     return costs
 
 
-def _missing(first: SummaryFile, second: SummaryFile) -> tuple[str, ...]:
-    found = []
+def _missing(first: SummaryFile, second: SummaryFile) -> Iterator[str]:
     if first.step_ns and second.step_ns and first.is_traced != second.is_traced:
-        found.append(
+        yield (
             "One run has steps without a profiler, but the other has only traced steps: the "
             "comparison uses the traced steps of both."
         )
     without = [one.source for one in (first, second) if one.parts is None]
     if without:
-        found.append(
-            f"No traced steps in {' and '.join(without)}: the change cannot be split by part."
-        )
-    return tuple(found)
+        yield f"No traced steps in {' and '.join(without)}: the change cannot be split by part."

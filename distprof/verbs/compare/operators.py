@@ -64,9 +64,7 @@ def compare_operators(
         return ()
     sides = _rows(*first), _rows(*second)
     left, rest = _listed(sides)
-    changes = []
-    for match, pairs in _rounds(left):
-        changes += [_change(match, pair) for pair in pairs]
+    changes = [_change(match, pair) for match, pairs in _rounds(left) for pair in pairs]
     changes += [_change("vanished", ([row], [])) for row in left[0]]
     changes += [_change("appeared", ([], [row])) for row in left[1]]
     changes.sort(key=lambda one: (-abs(one.change_ns), one.name, one.first_inputs))

@@ -208,7 +208,7 @@ class _TimeLine:
         times = graph.simulate()
         path = critical_path(graph.graph, times, delay=graph.delay_ns)
         bounds = self._measured(graph, path, times.start[path], int(times.end[path[-1]]))
-        names = node_names(graph, path)
+        names = list(node_names(graph, path))
         starts = [i for i, name in enumerate(names) if i == 0 or name != names[i - 1]]
         spans = Intervals(bounds[starts], bounds[[*starts[1:], len(names)]])
         kept = np.flatnonzero(spans.end > spans.start)

@@ -292,17 +292,13 @@ def _with_parts(slices: Slices, inner: Slices) -> Slices:
     """Both sets of slices in one; inner slices have no flows and no arguments."""
     more = inner.spans.size
 
-    def joined(first: Coded, second: Coded) -> Coded:
-        codes = np.concatenate((first.codes, second.codes + len(first.values))).astype(np.int32)
-        return Coded.merged(codes, (*first.values, *second.values))
-
     def padded(values: Int64Array, with_what: int) -> Int64Array:
         return np.concatenate((values, np.full(more, with_what, np.int64)))
 
     return Slices(
         spans=Intervals(*map(np.concatenate, zip(slices.spans, inner.spans, strict=True))),
-        name=joined(slices.name, inner.name),
-        category=joined(slices.category, inner.category),
+        name=Coded.concat([slices.name, inner.name]),
+        category=Coded.concat([slices.category, inner.category]),
         flow=None if slices.flow is None else padded(slices.flow, 0),
         numbers={name: padded(values, ABSENT) for name, values in slices.numbers.items()},
     )

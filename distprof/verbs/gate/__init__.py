@@ -94,10 +94,8 @@ def least_repeats(alpha: float, fixed: int | None = None) -> int:
 
     ``fixed`` are those of the side that gets no more; None if both get the same number.
     """
-    for count in range(1, 1_000):
-        if 1 / math.comb(count + (fixed or count), count) <= alpha:
-            return count
-    return 1_000_000
+    enough = (n for n in range(1, 1_000) if 1 / math.comb(n + (fixed or n), n) <= alpha)
+    return next(enough, 1_000_000)
 
 
 def least_pairs(alpha: float) -> int:

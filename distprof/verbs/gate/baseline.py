@@ -279,10 +279,8 @@ def acknowledge(baseline: BaselineFile, loss: Acknowledged) -> BaselineFile:
 
 def acknowledgement(baseline: BaselineFile, metric: str, now_ns: int) -> Acknowledged | None:
     """The currently acknowledged loss of a metric: a loss up to ``up_to`` does not fail."""
-    for each in baseline.acknowledged:
-        if each.metric == metric and (each.until_ns is None or now_ns < each.until_ns):
-            return each
-    return None
+    losses = (each for each in baseline.acknowledged if each.metric == metric)
+    return next((each for each in losses if each.until_ns is None or now_ns < each.until_ns), None)
 
 
 def baseline_values(baseline: BaselineFile, metric: str) -> tuple[list[float], list[int]]:

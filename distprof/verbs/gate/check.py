@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import asdict
 
+from distprof.artefacts.record import made_from
 from distprof.artefacts.summary_file import (
     BaselineFile,
     BaselineSession,
@@ -213,12 +214,7 @@ def _parts(baseline: BaselineFile, candidate: BaselineSession) -> tuple[PartLoss
     """Parts of the newest session with traces, compared with those of the candidate."""
     before = next((s.parts for s in reversed(baseline.sessions) if s.parts is not None), None)
     return tuple(
-        PartLoss(
-            part=one.part,
-            baseline_ns=one.first_ns,
-            candidate_ns=one.second_ns,
-            change_ns=one.change_ns,
-        )
+        made_from(one, PartLoss, baseline_ns=one.first_ns, candidate_ns=one.second_ns)
         for one in part_changes(before, candidate.parts)
     )
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Literal
 
 import msgspec
 import numpy as np
 
-from distprof.artefacts.record import grouped
+from distprof.artefacts.record import grouped, made_from
 from distprof.artefacts.summary_file import Fingerprint, SummaryFile, differences
 from distprof.costs.repeats import compare_pairs, pseudo_median
 from distprof.verbs import Displayed
@@ -155,14 +155,13 @@ def trace_metric(
         raise ValueError("a window and a number of points must be at least 1")
     accepted = metric.tolerance if tolerance is None else tolerance
     judge = _Judge(metric=metric, tolerance=accepted, window=window)
-    return History(
+    return made_from(
+        metric,
+        History,
         distprof_version=__version__,
         source=source,
         metric=metric.name,
-        label=metric.label,
         unit=unit_of(metric),
-        better=metric.better,
-        scale=metric.scale,
         tolerance=accepted,
         window=window,
         series=tuple(judge.series(key, runs, last) for key, runs in series.items()),
@@ -181,7 +180,7 @@ class _Judge(msgspec.Struct, frozen=True, kw_only=True):
         commits = self._commits(runs)
         first = max(len(commits) - last, 0) if last is not None else 0
         begin = max(first - _LEAD * self.window, 0)
-        judged = self._judged(commits[begin:], num_unshown=first - begin)
+        judged = [*self._judged(commits[begin:], num_unshown=first - begin)]
         return HistorySeries(
             key=key,
             fingerprint=runs[-1].fingerprint,
@@ -206,22 +205,20 @@ class _Judge(msgspec.Struct, frozen=True, kw_only=True):
             for each in found.values()
         ]
 
-    def _judged(self, commits: Sequence[_Commit], *, num_unshown: int) -> list[_Judged]:
+    def _judged(self, commits: Sequence[_Commit], *, num_unshown: int) -> Iterator[_Judged]:
         """Decision for each commit; None for the first, and if unshown ones do not change."""
-        found: list[_Judged] = []
         start, noise = 0, None
         for i in range(len(commits)):
             before = commits[max(start, i - self.window) : i]
             if not before or (i < num_unshown and self._is_near(before, commits[i])):
-                found.append((None, 0, 0))
+                yield None, 0, 0
                 continue
             decision, num_after = self._decision(before, commits[i : i + self.window], noise)
-            found.append((decision, len(before), num_after))
+            yield decision, len(before), num_after
             if decision.state in _CHANGED:
                 if len(before) >= FEWEST_SESSIONS:  # relative if changes are ratios
                     noise = float(np.std(self._additive(map(self._centre, before)), ddof=1))
                 start = i  # a new level, with the noise of the previous one
-        return found
 
     def _is_near(self, before: Sequence[_Commit], this: _Commit) -> bool:
         """Whether a commit is within the tolerance for any choice of centre: it is no change."""

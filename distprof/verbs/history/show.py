@@ -93,8 +93,7 @@ def _change_sentences(history: History) -> Iterator[str]:
         for before, point in zip((None, *series.points), series.points, strict=False)
         if point.state in _MARKED
     ]
-    marked.sort(key=lambda each: -each[0].created_ns)
-    for point, before, series in marked[:_MOST_SHOWN]:
+    for point, before, series in sorted(marked, key=lambda each: -each[0].created_ns)[:_MOST_SHOWN]:
         values = metric_text(point.value, history.unit)
         if before is not None:
             values = f"{metric_text(before.value, history.unit)} → {values}"

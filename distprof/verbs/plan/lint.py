@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
@@ -236,9 +237,7 @@ def num_gpus_of(file: JobFile) -> int | None:
 def layout_of(file: JobFile, *, num_gpus: int, batch: int | None = None) -> tuple[Layout, int]:
     """The layout, and the sequences per step, from ``batch`` or the file or its micro-batches."""
     values = {key: file.values[key] for key in LAYOUT_KEYS if key in file.values}
-    others = 1
-    for axis in ("tp", "pp", "cp"):
-        others *= file.number(axis) or 1
+    others = math.prod(file.number(axis) or 1 for axis in ("tp", "pp", "cp"))
     if file.kind == "torchtitan":
         values |= _torchtitan(file, max(1, num_gpus // others))
     values.setdefault("dp", max(1, num_gpus // others))

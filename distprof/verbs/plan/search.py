@@ -41,8 +41,7 @@ class _Rejections(msgspec.Struct):
 def make_plan(question: Question, *, most: int = 10) -> Plan:
     """Evaluate every layout of a job."""
     rejections = _Rejections()
-    found = list(_fitting(question, rejections))
-    found.sort(key=_by_time)
+    found = sorted(_fitting(question, rejections), key=_by_time)
     return _plan(
         question,
         best=tuple(found[:most]),

@@ -271,18 +271,16 @@ def _ranks(sizes: Sequence[str]) -> str:
     return "1 rank" if last == "1" else f"{last} ranks"
 
 
-def _lacking(sweep: Sweep, sizes: Sequence[ScalingSize]) -> list[str]:
-    lacking = []
+def _lacking(sweep: Sweep, sizes: Sequence[ScalingSize]) -> Iterator[str]:
     single = [str(size.num_ranks) for size in sizes if not size.is_between_runs]
     if single:
-        lacking.append(
+        yield (
             f"There is only one run on {_ranks(single)}: its intervals cover the scatter of steps,"
             " and other runs may differ by more."
         )
     bare = [str(ranks) for ranks, runs in sweep.runs.items() if mean_parts(runs) is None]
     if bare:
-        lacking.append(f"No traced steps on {_ranks(bare)}: the causes of that loss are unknown.")
-    return lacking
+        yield f"No traced steps on {_ranks(bare)}: the causes of that loss are unknown."
 
 
 def report_scaling(

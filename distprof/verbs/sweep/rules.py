@@ -72,12 +72,8 @@ def efficiency_below_target(scaling: ScalingResult, limits: Limits) -> Iterator[
     dominant_ratio=Limit(0.5, "minimum share of the loss for the dominant cause"),
 )
 def scaling_loss_dominated(scaling: ScalingResult, limits: Limits) -> Iterator[Draft]:
-    """One cause accounts for most of the efficiency lost between the smallest and the largest size.
-
-    ## Why it costs time
-    Efficiency drops when parts of a step grow while computation stays the same: exposed transfers,
-    waits for the slowest rank, bubbles, CPU time, input. If one of them is most of the loss, work
-    on it first.
+    """One cause accounts for most of the efficiency lost between the smallest and the largest
+    size.
     """
     largest = larger_sizes(scaling)[-1]
     if not largest.losses:

@@ -162,9 +162,8 @@ def _cause(
 
 
 def _throttled(job: JobWatch) -> tuple[ThrottledRank, ...]:
-    found = [each for each in (rank.throttled() for rank in job.ranks.values()) if each]
-    found.sort(key=lambda each: (-each.throttled_ratio, each.rank))
-    return tuple(found[:MOST_RANKS])
+    found = filter(None, (rank.throttled() for rank in job.ranks.values()))
+    return tuple(sorted(found, key=lambda each: (-each.throttled_ratio, each.rank))[:MOST_RANKS])
 
 
 def _unknown(job: JobWatch, steps: list[int], own: OwnTimes) -> Iterator[str]:

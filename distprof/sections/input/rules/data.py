@@ -136,12 +136,8 @@ def _who(ranks: tuple[int, ...]) -> str:
     warning_ratio=Limit(0.05, "share of the step from which the finding is a warning"),
 )
 def pageable_copies(settings: SettingsResult, times: StepTimes, limits: Limits) -> Iterator[Draft]:
-    """Batches are copied to the GPU from pageable memory, and nothing overlaps with these copies.
-
-    ## Why it costs time
-    The driver copies pageable memory piece by piece through an internal pinned buffer, and the call
-    returns only when the CPU has done its part. The copy is slower, and neither computation nor the
-    next launches overlap with it, even with `non_blocking=True`.
+    """Batches are copied to the GPU from pageable memory, and nothing overlaps with these
+    copies.
     """
     if not any(rank.num_pageable for rank in settings.feed):
         return

@@ -195,11 +195,8 @@ def loader_oversubscribed(
     step_log: StepLogResult,
     limits: Limits,
 ) -> Iterator[Draft]:
-    """Data loaders have more workers than the host has CPUs, all CPUs are busy, and the step waits.
-
-    ## Why it costs time
-    Workers beyond the number of CPUs have to share them. Each batch takes longer, and the training
-    threads get less CPU time and launch later.
+    """Data loaders have more workers than the host has CPUs, all CPUs are busy, and the step
+    waits.
     """
     hosts = [
         host
