@@ -416,7 +416,7 @@ def _first_wait(log: TrainingLog) -> list[str]:
 def _limits(log: TrainingLog, timers: tuple[TrainingTimer, ...]) -> tuple[str, ...]:
     limits = [*log.notes, *_first_wait(log)]
     if not (log.duration_ns != ABSENT).any():
-        limits.append("The log has no iteration times.")
+        limits.append("distprof finds no iteration times in the log.")
     elif int(np.median(log.span)) > 1:
         limits.append(NOTES["means"].format(int(np.median(log.span))))
     known = {name: ns[ns != ABSENT] for name, ns in log.timers.items() if (ns != ABSENT).any()}
