@@ -437,8 +437,7 @@ def _pauses(
         (lost, rows[at].iteration)
         for (at, _, ns), one, span, lost, is_far in parts
         if (is_far or (lost > least and ns > _APART * one))
-        and span < most_span
-        and rows[at].iteration != rows[0].iteration  # those may be of two starts
+        and span < most_span * (ns < _GAP * one or rows[at].iteration != rows[0].iteration)
     ]
     lost = sum(ns for ns, _ in longer)
     share = lost / sum(tick[2] * span for tick, span in zip(ticks, spans, strict=True))

@@ -401,7 +401,7 @@ def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
     if own or first.line - last.line <= _JUST_BEFORE:
         whose = f" of {name_ranks(found.suspects)}" if own else ""
         told = f"Before that, the log{whose} names {why}"
-        other_waits = any("Watchdog caught" in line for line in output.last_lines.values())
+        other_waits = {None} < {one.seq for one in found.positions}  # in a line that was cut
         if found.cause in ("mismatch", "behind") or other_waits:
             steps = () if other_waits else words().steps["phase of some"]
             return _amid(found, f"{told.partition(':')[0]}.", *steps)
