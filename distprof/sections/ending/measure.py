@@ -506,7 +506,7 @@ def _host_memory(output: JobOutput) -> EndingResult | None:
     ranks = (blamed.rank,) if blamed.rank is not None else _listed(blamed)
     is_one = len(ranks) == 1 and not _are_agents(output)
     who = f"{capitalized(name_ranks(ranks))}{_at(blamed)}" if is_one else _subject(blamed)
-    text, steps = f"{who} {how}{held}.", advice_on("host_memory", "")
+    text, steps = f"{who} {how}{held}.", advice_on("host_memory", event.name)
     return _made("host_memory", text, event, *steps, ranks=ranks)
 
 

@@ -420,7 +420,8 @@ def _limits(log: TrainingLog, timers: tuple[TrainingTimer, ...]) -> tuple[str, .
     elif int(np.median(log.span)) > 1:
         limits.append(NOTES["means"].format(int(np.median(log.span))))
     known = {name: ns[ns != ABSENT] for name, ns in log.timers.items() if (ns != ABSENT).any()}
-    if known and not timers:
+    first = int(np.argmax(log.duration_ns != ABSENT)) + 1
+    if known and not timers and all((ns[first:] == ABSENT).all() for ns in log.timers.values()):
         longest = sorted(known, key=lambda name: -known[name][-1])[:3]
         named = ", ".join(f"{name} {format_duration(known[name][-1])}" for name in longest)
         limits.append(f"{ONLY_FIRST} has timers: {named}.")
