@@ -170,8 +170,7 @@ def _may_be_the_cpu(link: SlowLink, pauses: PausesResult) -> bool:
 
 
 MAX_NAMED = 5
-_WHOLE, _MOST_SINGLE = 0.97, 0.25
-"""Share of an iteration from which a timer is all of it, and of slow ones that are single ones."""
+_WHOLE = 0.97  # Share of an iteration from which a timer is all of it
 
 
 @rule(
@@ -198,7 +197,7 @@ def slow_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]:
             evidence=("training_log.slow_excess_ns",),
         )
         return
-    varies = not log.slow_period and log.num_slow > _MOST_SINGLE * log.num_steady
+    varies = not log.slow_period and 4 * log.num_slow > log.num_steady  # as lengths of answers do
     recur = log.num_slow >= MIN_RECURRING or log.slow_period
     if varies or share <= limits["excess_ratio" if recur else "few_ratio"]:
         return
