@@ -436,7 +436,8 @@ def _pauses(
     longer = [
         (lost, rows[at].iteration)
         for (at, _, ns), one, span, lost, is_far in parts
-        if (is_far or (lost > least and ns > _APART * one)) and span < most_span
+        if (is_far or (lost > least and ns > _APART * one))
+        and span < most_span * (ns < _GAP * one or rows[at].iteration != rows[0].iteration)
     ]
     lost = sum(ns for ns, _ in longer)
     share = lost / sum(tick[2] * span for tick, span in zip(ticks, spans, strict=True))

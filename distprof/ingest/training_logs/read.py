@@ -166,7 +166,8 @@ def _with_words(log: TrainingLog, start: bytes) -> TrainingLog:
     if len(named) == 1 and len(rates) and not any(note.startswith(USE) for note in log.notes):
         gpu = load_sheet().gpu(named.pop().decode())
         share = float(np.median(rates)) * 1e12 / gpu.bf16_flops
-        notes += use_notes(share, f"{{}} of the bf16 peak ({gpu.title})") if share < 1 else []
+        peak = f"{'fp16' if 'V100' in gpu.title else 'bf16'} peak ({gpu.title})"
+        notes += use_notes(share, f"{{}} of the {peak}") if share < 1 else []
     number = log.iteration[log.iteration != ABSENT]
     if len(number) and len(start) < _SMALL and _PATTERNS["stands_still"].match(start):
         notes.append(NOTES["stands_still"].format(number[-1]))

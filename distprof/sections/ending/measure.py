@@ -401,8 +401,10 @@ def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
     if own or first.line - last.line <= _JUST_BEFORE:
         whose = f" of {name_ranks(found.suspects)}" if own else ""
         told = f"Before that, the log{whose} names {why}"
-        if found.cause in ("mismatch", "behind"):
-            return _amid(found, f"{told.partition(':')[0]}.", *words().steps["phase of some"])
+        other_waits = {None} < {one.seq for one in found.positions}  # in a line that was cut
+        if found.cause in ("mismatch", "behind") or other_waits:
+            steps = () if other_waits else words().steps["phase of some"]
+            return _amid(found, f"{told.partition(':')[0]}.", *steps)
         builds = (_told(e)[1] for e in _of(output, "stage") if last.line in (e.line, e.again))
         return _amid(found, told, *next(builds, words().steps["phase"]))
     also = f"The last phase that the log names before is {why}"
@@ -504,7 +506,7 @@ def _host_memory(output: JobOutput) -> EndingResult | None:
     ranks = (blamed.rank,) if blamed.rank is not None else _listed(blamed)
     is_one = len(ranks) == 1 and not _are_agents(output)
     who = f"{capitalized(name_ranks(ranks))}{_at(blamed)}" if is_one else _subject(blamed)
-    text, steps = f"{who} {how}{held}.", advice_on("host_memory", "")
+    text, steps = f"{who} {how}{held}.", advice_on("host_memory", event.name)
     return _made("host_memory", text, event, *steps, ranks=ranks)
 
 
@@ -786,6 +788,7 @@ def _memory(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
         unused, whole = _in_gib(kept), _in_gib(fields.get("total", ""))
         helps = 0 < asked <= left + unused and unused >= _UNUSED * whole
         steps += advice_on("memory", "unused") if helps else ()
+    steps = [*advice_on("memory", "tensorflow")] if "OOM when" in event.text else steps
     device = "NPU" if re.search(r"\bNPU\b|^EL\d{4}", event.text) else "GPU"
     return f"its {device} had no memory left{wanted}{free}", tuple(steps)
 
@@ -867,7 +870,7 @@ def _where_to_look(event: OutputEvent) -> str:
     name, _, at = place.rstrip(")").partition(" (")
     where = at if name == "<module>" else f"{name} in {at}"
     if not place:
-        return "Add the lines above: the last frame of the traceback in your code made the call."
+        return words().says("of libraries" if last else "no frames", last=last)
     return f"Read {where}: one process with the same configuration and data may show it sooner."
 
 
@@ -1721,7 +1724,8 @@ def _complained(output: JobOutput) -> EndingResult | None:
     at = class_of("complaint", said_by(output)) or class_of("complaint", shown)
     unknown = ". The text shows no reason" if at else ", but the text shows no reason"
     found = "" if shown.startswith(words().said["trouble"]) else unknown
-    lacks = "It holds no time-out, end or Python stack"
+    is_cut = any('File "' in line for line in output.end_lines)
+    lacks = f"It holds no time-out, end or {'whole ' * is_cut}Python stack"
     if words().search("native_frames", "\n".join(next(iter(output.ends.values()), ()))):
         shown, lacks = "", "Its native stack, of a debugger, names no call that is known to wait"
     text = f"the job is said to stand still{at.says if at else ''}{found}. {shown}{lacks}"

@@ -318,7 +318,9 @@ def scaling_lines(result: ScalingTableResult, *, is_linked: bool = False) -> lis
         times, ways = rates[-1] / rates[0], len(rates)
         said = _say(kind, ways=ways, fast=fast, slow=slow, times=times, shares=shares)
         known = (way["text"] for way in _TABLE["way"] if re.search(way["name"], " ".join(others)))
-        return [capitalized(said), *result.unavailable, *known, _TABLE["compare"]]
+        told = " ".join((*result.names, *result.unavailable))
+        why = (each["text"] for each in _TABLE["instead"] if re.search(each["said"], told))
+        return [capitalized(said), *result.unavailable, *known, next(why, _TABLE["compare"])]
     if result.unavailable and rates[-1] >= _SAME * rates[0]:
         return _by_iterations(result)
     first, last, best = counts[0], counts[-1], counts[rates.index(max(rates))]
@@ -365,7 +367,6 @@ def _by_iterations(result: ScalingTableResult) -> list[str]:
     return [
         f"An iteration takes {how} on {first:,}: {', '.join(lengths)}.",
         _say("batches", one=one, ratio=ratio, first=first, last=last, of=of, shared=shared),
-        *result.unavailable,
         _say("same batch", last=last, of=of),
     ]
 

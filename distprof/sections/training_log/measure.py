@@ -416,11 +416,12 @@ def _first_wait(log: TrainingLog) -> list[str]:
 def _limits(log: TrainingLog, timers: tuple[TrainingTimer, ...]) -> tuple[str, ...]:
     limits = [*log.notes, *_first_wait(log)]
     if not (log.duration_ns != ABSENT).any():
-        limits.append("The log has no iteration times.")
+        limits.append("distprof finds no iteration times in the log.")
     elif int(np.median(log.span)) > 1:
         limits.append(NOTES["means"].format(int(np.median(log.span))))
     known = {name: ns[ns != ABSENT] for name, ns in log.timers.items() if (ns != ABSENT).any()}
-    if known and not timers:
+    first = int(np.argmax(log.duration_ns != ABSENT)) + 1
+    if known and not timers and all((ns[first:] == ABSENT).all() for ns in log.timers.values()):
         longest = sorted(known, key=lambda name: -known[name][-1])[:3]
         named = ", ".join(f"{name} {format_duration(known[name][-1])}" for name in longest)
         limits.append(f"{ONLY_FIRST} has timers: {named}.")

@@ -159,7 +159,7 @@ def _line(log: TrainingLogResult) -> str:
     use = next((n.removeprefix(USE) for n in log.unavailable if n.startswith(USE)), "")
     if log.mean_ns is None:
         first = slower_sentence(log) or (f"The training reaches {use}." if use else "")
-        no_times = f"The log of {log.origin} has no iteration times."
+        no_times = f"distprof finds no iteration times in the log of {log.origin}."
         no_times = f"Throughput: {rates}. {no_times}" if (rates := rate_text(log)) else no_times
         how = _RECORD.get(log.origin, _TABLE["record"])
         return f"{first} {no_times} To see where time goes, {how}.".lstrip()

@@ -286,7 +286,8 @@ def input_bound_by_log(
 ) -> Iterator[Draft]:
     """According to the training program's own timer, the training loop waits for its next batch."""
     timer = log.input_timer
-    if timer is None or (timer.ratio or 0.0) < limits["input_ratio"] or stragglers.ranks:
+    is_start = log.num_reports == 1 and log.last_iteration in (0, 1)  # of the workers, too
+    if timer is None or (timer.ratio or 0) < limits["input_ratio"] or stragglers.ranks or is_start:
         return
     is_usual = timer.median_ns > timer.mean_ns / 2
     of = f"of each {log.unit}" if is_usual else "of its time"

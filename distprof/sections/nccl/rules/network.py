@@ -90,7 +90,7 @@ def _by_choice(nccl: NcclResult) -> Iterator[Draft]:
     group = next(iter(nccl.groups), None)
     is_due = group.num_ranks > _GPUS_OF_A_HOST if group else bool(_why(nccl))
     is_inside = nccl.is_on_one_host or not (is_due or nccl.has_several_hosts)
-    if set(nccl.networks) != {"Socket"} or is_inside:
+    if set(nccl.networks) != {"Socket"} or is_inside or over_cards(nccl) == " over lo":
         return
     processes = counted(nccl.num_processes, "process")
     by = f", according to {processes}" if nccl.num_processes else ""

@@ -74,14 +74,14 @@ def shared_memory_inside_node(nccl: NcclResult, limits: Limits) -> Iterator[Draf
         most = max(remark.num_processes for remark in refused)
         value = setting_of(nccl, "NCCL_P2P_DISABLE")
         because = f"; NCCL_P2P_DISABLE is set to {value}" if value else ""
-        look = "" if value else " Look for a broken link (nvidia-smi topo -p2p r, dmesg)."
+        case = "set" if value else "refused"
         yield Draft(
             headline=f"GPUs have no access to each other on {counted(most, 'process')}",
             message=(
                 f"NCCL says that access by {by} is disabled, so that every byte between GPUs goes "
                 f"through CPU memory{because}."
             ),
-            fix=f"Enable peer access: unset NCCL_P2P_DISABLE, disable ACS.{look}",
+            fix=advice("shared-memory-inside-node", case),
             confidence=Confidence.INFERRED,
             evidence=("nccl.remarks", "nccl.settings"),
         )
@@ -89,11 +89,11 @@ def shared_memory_inside_node(nccl: NcclResult, limits: Limits) -> Iterator[Draf
     shared, total = connections(nccl, INSIDE, lambda way: way.transport == "SHM")
     if not shared or shared < limits["shared_ratio"] * total:
         return
-    where = only_on(nccl, INSIDE, lambda way: way.transport == "SHM")
+    where, why = only_on(nccl, INSIDE, lambda way: way.transport == "SHM"), _why(nccl)
     yield Draft(
         headline=f"{shared:,} of {total:,} connections inside nodes go through CPU memory",
-        message=(f"NCCL uses shared memory (SHM){f' only{where}' if where else ''}; {_why(nccl)}."),
-        fix=advice("shared-memory-inside-node"),
+        message=(f"NCCL uses shared memory (SHM){f' only{where}' if where else ''}; {why}."),
+        fix=advice("shared-memory-inside-node", "set" if " is set " in why else "refused"),
         confidence=Confidence.INFERRED,
         evidence=("nccl.transports", "nccl.settings"),
     )

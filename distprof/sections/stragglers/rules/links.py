@@ -197,15 +197,17 @@ def slow_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]:
             evidence=("training_log.slow_excess_ns",),
         )
         return
+    varies = not log.slow_period and 4 * log.num_slow > log.num_steady  # as lengths of answers do
     recur = log.num_slow >= MIN_RECURRING or log.slow_period
-    if share <= limits["excess_ratio" if recur else "few_ratio"]:
+    if varies or share <= limits["excess_ratio" if recur else "few_ratio"]:
         return
-    often = f", every {log.slow_period:,} iterations" if log.slow_period else ""
-    named = tuple(one.iteration for one in log.slowest[:MAX_NAMED] if one.iteration is not None)
+    often = f", every {log.slow_period:,} {log.unit}s" if log.slow_period else ""
+    slowest = log.slowest[: 0 if log.origin.endswith("dates its epochs") else MAX_NAMED]
+    named = tuple(one.iteration for one in slowest if one.iteration is not None)
     yield Draft(
-        headline=f"Single slow iterations add {format_ratio(share)} to the training time",
+        headline=f"Single slow {log.unit}s add {format_ratio(share)} to the training time",
         message=(
-            f"{log.num_slow:,} of {log.num_steady:,} iterations took more than 1.2 times as long "
+            f"{log.num_slow:,} of {log.num_steady:,} {log.unit}s took more than 1.2 times as long "
             f"as their neighbours{often}, the longest {format_duration(log.max_ns)} instead of "
             f"{format_duration(log.median_ns)}."
         ),
@@ -222,9 +224,9 @@ def _fix(log: TrainingLogResult, named: tuple[int, ...]) -> str:
     if 2 * spent > (log.slow_excess_ns or 0) * log.num_steady:  # most of it
         return advice("slow-iterations", "parts", parts=" and ".join(t.name for t in rare[:2]))
     if log.slow_period:
-        return advice("slow-iterations", "periodic", period=log.slow_period)
-    at = f" at iterations such as {', '.join(f'{n:,}' for n in named)}" if named else ""
-    return f"Look at input, the file system, the network and recompilation{at}."
+        return advice("slow-iterations", "periodic", period=log.slow_period, unit=log.unit)
+    at = f" at {log.unit}s such as {', '.join(f'{n:,}' for n in named)}" if named else ""
+    return f"Look at input, the length of sequences, the file system and recompilation{at}."
 
 
 @rule(
