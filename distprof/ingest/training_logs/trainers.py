@@ -108,7 +108,8 @@ class BarGrammar(Grammar):
             name, is_plain, is_of_training, is_of_epochs = _label(before)
             is_of_epochs |= b"epoch" in unit
             if _PATTERNS["shows_loss"].match(block, match.start()):
-                is_of_training = True
+                is_plain |= not _PATTERNS["of_evaluation"].search(name)
+                is_of_training, name = True, b"" if is_plain else name
                 lost = bool(_PATTERNS["lost"].match(block, match.start()))
                 self._losses += [lost] * (len(self._losses) < _MAX_RATES)
             least = _MIN_SPAN if is_of_training or is_of_epochs else _MIN_STEPS
@@ -127,7 +128,7 @@ class BarGrammar(Grammar):
                 if len(bar.seen) == _SEEN_LATE:
                     bars[key] = _Bar(*bar.seen[-1] * 3, seen=bar.seen)
                 continue  # what it shows next to the steps is new: the time is that of the next one
-            self._follow(bar, int(step), second)
+            self._follow(bar, int(step), second, int(total))
             bar.seen += [(int(step), second)] * (len(bar.seen) < _MAX_RATES)
             bar.is_of_epochs |= is_of_epochs
             bar.is_done |= step == total
@@ -138,8 +139,9 @@ class BarGrammar(Grammar):
                 each = each if unit.startswith(b"s/") else 1 / each
                 bar.rates.append((int(step), second, each, half * each))
 
-    def _follow(self, bar: _Bar, step: int, second: int) -> None:
-        if step < bar.step or second < bar.last_second:  # again, so that what passed stays
+    def _follow(self, bar: _Bar, step: int, second: int, total: int) -> None:
+        is_again = step < bar.last_step == total or step < bar.step
+        if is_again or second < bar.last_second:  # again, so that what passed stays
             bar.first_step += step - bar.last_step
             bar.first_second += second - bar.last_second
             bar.before += bar.last_step
@@ -175,7 +177,8 @@ class BarGrammar(Grammar):
             # Few spans of a bar that is first seen late do not tell a slow start.
             is_late = longest.first_step >= _MIN_STEPS and len(longest.rows) < _FEWEST_SPANS
             ends = _ends(longest)
-            self.rows = ends or (not is_late and longest.rows) or _whole(longest)
+            spans = [] if is_late else longest.rows
+            self.rows = ends or (len(spans) < 2 and _whole(longest)) or spans
             self.rows = self.rows or _printed(longest) or _whole(longest, 2)
             self.rows = self.rows or _since_start(longest)
             self.rows = (len(self.rows) < _FEWEST_SPANS and _rising(longest)) or self.rows

@@ -170,6 +170,7 @@ def _may_be_the_cpu(link: SlowLink, pauses: PausesResult) -> bool:
 
 
 MAX_NAMED = 5
+_MOST_SINGLE = 0.25  # Share of iterations from which slow ones are no exception
 _WHOLE = 0.97  # Share of an iteration from which a timer is all of it
 
 
@@ -198,7 +199,8 @@ def slow_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]:
         )
         return
     recur = log.num_slow >= MIN_RECURRING or log.slow_period
-    if share <= limits["excess_ratio" if recur else "few_ratio"]:
+    is_usual = log.num_slow > _MOST_SINGLE * log.num_steady and not log.slow_period
+    if is_usual or share <= limits["excess_ratio" if recur else "few_ratio"]:
         return
     often = f", every {log.slow_period:,} iterations" if log.slow_period else ""
     named = tuple(one.iteration for one in log.slowest[:MAX_NAMED] if one.iteration is not None)
