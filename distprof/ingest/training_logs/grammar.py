@@ -116,8 +116,8 @@ class Grammar(msgspec.Struct):
         self.num_timer_lines += 1
         index = len(self.rows) - 1
         for name, ns in timers.items() if self.rows else ():
-            is_new = name not in self.timers and len(self.timers) >= MAX_TIMERS
-            if not (is_new or name.endswith("-setup")):  # of a run that follows another one
+            is_over = name not in self.timers and len(self.timers) >= MAX_TIMERS
+            if not (is_over or name.endswith("-setup")):  # of a run that follows another one
                 self._add_timer(self.timers.setdefault(name, TimerValues()), index, ns)
 
     def add_seconds(self, timers: Mapping[str, float]) -> None:

@@ -170,7 +170,6 @@ def _may_be_the_cpu(link: SlowLink, pauses: PausesResult) -> bool:
 
 
 MAX_NAMED = 5
-_MOST_SINGLE = 0.25  # Share of iterations from which slow ones are no exception
 _WHOLE = 0.97  # Share of an iteration from which a timer is all of it
 
 
@@ -199,7 +198,7 @@ def slow_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]:
         )
         return
     recur = log.num_slow >= MIN_RECURRING or log.slow_period
-    is_usual = log.num_slow > _MOST_SINGLE * log.num_steady and not log.slow_period
+    is_usual = 4 * log.num_slow > log.num_steady and not log.slow_period  # no exceptions
     if is_usual or share <= limits["excess_ratio" if recur else "few_ratio"]:
         return
     often = f", every {log.slow_period:,} iterations" if log.slow_period else ""
