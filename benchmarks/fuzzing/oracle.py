@@ -25,10 +25,11 @@ BYTES_PER_S: Final = 500_000
 _MOVES = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-# Logs of jobs have errors of their own, which follow "a process failed: " or begin a line.
+# Logs of jobs have errors of their own, which a headline quotes, or which begin a line.
+_HEADLINE = re.compile(r"(?:process|\d) failed: [^\n<]*")
 _POLITE = re.compile(
     r"unexpected error in distprof|please report this with|"
-    r"(?:skipped: |the first: |(?<!process )(?<!\d )failed: |(?<=[a-z] )\()"
+    r"(?:skipped: |the first: |failed: |(?<=[a-z] )\()"
     r"(?:Type|Attribute|Key|Index|Assertion|Overflow|Recursion|UnicodeEncode|UnicodeDecode|ZeroDivision|Unbound\w*|Name|Value|Arrow\w*|Memory)Error"
 )
 _FRAME = re.compile(r'File "[^"]*/(distprof/[^"]+)", line \d+, in (\w+)')
@@ -61,8 +62,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 def problem_of(answer: Answer, limit_s: float) -> str:
     """The class of failure, with its place in the code if known; empty without a failure."""
     both = answer.out + answer.err
-    if _POLITE.search(both) or _FRAME.search(answer.err):
-        return f"internal error: {_place(answer.err) or _POLITE.findall(both)[:1]}"
+    polite = _POLITE.search(_HEADLINE.sub("", both))
+    if polite or _FRAME.search(answer.err):
+        return f"internal error: {_place(answer.err) or (polite and polite[0])}"
     if answer.code not in ALLOWED:
         return f"exit code {answer.code}"
     if found := _MOVES.search(both):

@@ -162,3 +162,10 @@ def test_a_time_of_next_to_nothing_compares_nothing(tmp_path):
     path.write_text("before  5e-324s/it\nafter: 5/it\n")
     with pytest.raises(InputError, match="A speed of"):
         analyze(open_run(str(path)))
+
+
+def test_times_beyond_all_ages_compare_nothing(tmp_path):
+    path = tmp_path / "speeds.log"
+    path.write_text("DP: 2μs per step\nFSDP: 1e308μs per step\n")
+    with pytest.raises(InputError, match="text with none of them"):
+        analyze(open_run(str(path)))

@@ -325,7 +325,7 @@ def _of_hta(entry: dict[str, str]) -> dict[str, str]:
 
 def _whole(text: str | None) -> int | None:
     value = _number(text)
-    return int(value) if value is not None and 0 <= value < _LARGEST else None
+    return int(value) if value is not None and value >= 0 else None
 
 
 def _number(text: str | None) -> float | None:
@@ -334,7 +334,7 @@ def _number(text: str | None) -> float | None:
         value = float((text or "").replace(",", ""))
     except ValueError:
         return None
-    return value if np.isfinite(value) else None
+    return value if abs(value) < _LARGEST else None
 
 
 COLLECTIVE_SUMMARY = Source(

@@ -116,7 +116,8 @@ class Grammar(msgspec.Struct):
         self.num_timer_lines += 1
         index = len(self.rows) - 1
         for name, ns in timers.items() if self.rows else ():
-            if name in self.timers or len(self.timers) < MAX_TIMERS:
+            is_over = name not in self.timers and len(self.timers) >= MAX_TIMERS
+            if not (is_over or name.endswith("-setup")):  # of a run that follows another one
                 self._add_timer(self.timers.setdefault(name, TimerValues()), index, ns)
 
     def add_seconds(self, timers: Mapping[str, float]) -> None:
@@ -217,6 +218,7 @@ _FEWEST_TICKS, _FEWEST_TIMED = 2, 3  # Ticks of the clock between two lines, and
 _GAP = 50  # Ratio to the usual time from which a time between dates is not that of iterations
 _NEAR = 7  # Neighbours on each side that say what is usual
 _EVEN = 0.03  # Relative difference of a ratio that is a whole number
+_MOST_APART = 2  # Ratio of those ratios to each other from which they are chance
 _FEWEST, _APART, _LEAST_EXCESS = 3, 1.2, 0.05
 """Times of each rank, their least ratio to those of others, and share of an iteration."""
 
@@ -411,6 +413,8 @@ def _compared_with_the_clock(
     ends = [end for _, end, _ in ticks]
     longest = max((int(column.max()) for column in timers.values()), default=0)
     is_longer = bool(ratios) and longest > IMPOSSIBLE * max(ns for *_, ns in ticks)
+    if is_longer and max(ratios) > _MOST_APART * min(ratios):  # of single ones, perhaps
+        return timed, {}, unprinted
     for name, column in timers.items():  # parts of a whole that is printed as longer are so, too
         means = _means(column, ticks)
         timers[name] = np.full_like(column, ABSENT)

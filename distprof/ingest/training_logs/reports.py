@@ -134,6 +134,7 @@ class ReportGrammar(Grammar):
     _samples: float = 0.0  # samples at the last report that names them
     _worth: int = 0  # that of the reports
     _paused_s: float = 0.0  # evaluations so far
+    _whole_s: float = 0.0  # of the last report
     _early: Mapping[str, int] = msgspec.field(default_factory=dict)  # of a report that is cut off
     # Whether the only report so far is a rate, which says less than timers; None without reports.
     _is_rate_alone: bool | None = None
@@ -283,12 +284,13 @@ class ReportGrammar(Grammar):
         rank = prefix_rank(record[:200].decode("utf-8", "replace"))
         is_again = last and number is not None and (last.iteration, last.rank) == (number, rank)
         if last and "whole_s" in values and ns:  # all ranks print it
-            is_again = abs((last.duration_ns or 0) / ns - 1) < _HALF
+            is_again = abs(self._whole_s / values["whole_s"] - 1) < _HALF
         if self.rows and is_again:
             return  # a progress bar repeats its last report
         if wording.note and wording.note not in self.notes:
             self.notes.append(wording.note)
         self._is_rate_alone = ns is None and self._is_rate_alone is None
+        self._whole_s = values.get("whole_s", 0.0)
         self.add(Row._make((number, ns, span, *map(values.get, RATES), rank, stamp)))
         self.num_not_finite += has_lost(record)
         if "s" in (means := _values(wording.means, record)):

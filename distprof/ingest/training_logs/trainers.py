@@ -51,6 +51,7 @@ _FEWEST_RISING_SECONDS, _RISEN = 5, 1.3  # Of a span, and ratio of each to the o
 _SEEN_LATE = 2  # If this count is the first one shown twice, the one before was seen at its end.
 _SLOW_START = 2  # Ratio of the first steps to later ones from which they are a warm-up.
 
+_FASTEST = 10_000  # Steps in a second, which only a program that reads something does
 _LEAST_HELD, _MOST_HELD = 0.1, 1.1  # Share of a step in the bars that it holds.
 _FAR_LONGER = 10
 """Of bars without labels of a training, one with a name is meant if it ran this much longer."""
@@ -108,7 +109,8 @@ class BarGrammar(Grammar):
             name, is_plain, is_of_training, is_of_epochs = _label(before)
             is_of_epochs |= b"epoch" in unit
             if _PATTERNS["shows_loss"].match(block, match.start()):
-                is_of_training = True
+                is_plain |= not _PATTERNS["of_evaluation"].search(name)
+                is_of_training, name = True, b"" if is_plain else name
                 lost = bool(_PATTERNS["lost"].match(block, match.start()))
                 self._losses += [lost] * (len(self._losses) < _MAX_RATES)
             least = _MIN_SPAN if is_of_training or is_of_epochs else _MIN_STEPS
@@ -127,7 +129,7 @@ class BarGrammar(Grammar):
                 if len(bar.seen) == _SEEN_LATE:
                     bars[key] = _Bar(*bar.seen[-1] * 3, seen=bar.seen)
                 continue  # what it shows next to the steps is new: the time is that of the next one
-            self._follow(bar, int(step), second)
+            self._follow(bar, int(step), second, int(total))
             bar.seen += [(int(step), second)] * (len(bar.seen) < _MAX_RATES)
             bar.is_of_epochs |= is_of_epochs
             bar.is_done |= step == total
@@ -138,8 +140,9 @@ class BarGrammar(Grammar):
                 each = each if unit.startswith(b"s/") else 1 / each
                 bar.rates.append((int(step), second, each, half * each))
 
-    def _follow(self, bar: _Bar, step: int, second: int) -> None:
-        if step < bar.step or second < bar.last_second:  # again, so that what passed stays
+    def _follow(self, bar: _Bar, step: int, second: int, total: int) -> None:
+        is_again = step < bar.last_step == total or step < bar.step
+        if is_again or second < bar.last_second:  # again, so that what passed stays
             bar.first_step += step - bar.last_step
             bar.first_second += second - bar.last_second
             bar.before += bar.last_step
@@ -156,8 +159,9 @@ class BarGrammar(Grammar):
     def finish(self) -> None:
         """Keep the bar that ran longest; of an epoch, the bar of its iterations that did."""
         named, bars = self._bars or ({}, {})
-        for key in [key for key in bars if key[1] == MAX_COUNT]:
-            if not bars[key].is_of_training and _seconds(bars[key]) < _MIN_SECONDS:
+        for key, bar in [(key, bar) for key, bar in bars.items() if key[1] == MAX_COUNT]:
+            is_fast = bar.last_step > _FASTEST * bar.last_second
+            if not bar.is_of_training and (is_fast or _seconds(bar) < _MIN_SECONDS):
                 del bars[key]  # that scans files
         if bars:
             known = [bar for bar in bars.values() if bar.is_of_training] or [*bars.values()]
@@ -173,9 +177,9 @@ class BarGrammar(Grammar):
                 self.name = f"the progress bar “{plain(label[:-1].decode('utf-8', 'replace'))}”"
             longest, phases = self._with_rollouts(longest, [*named.values(), *bars.values()])
             # Few spans of a bar that is first seen late do not tell a slow start.
-            is_late = longest.first_step >= _MIN_STEPS and len(longest.rows) < _FEWEST_SPANS
+            fewest = _FEWEST_SPANS if longest.first_step >= _MIN_STEPS else 2
             ends = _ends(longest)
-            self.rows = ends or (not is_late and longest.rows) or _whole(longest)
+            self.rows = ends or (len(longest.rows) >= fewest and longest.rows) or _whole(longest)
             self.rows = self.rows or _printed(longest) or _whole(longest, 2)
             self.rows = self.rows or _since_start(longest)
             self.rows = (len(self.rows) < _FEWEST_SPANS and _rising(longest)) or self.rows
@@ -310,8 +314,7 @@ def _ends(bar: _Bar) -> list[Row]:
 def _printed(bar: _Bar) -> list[Row]:
     """The rate that the bar shows, where it does not show enough of the time."""
     rates = [each for step, _, each, _ in bar.rates if step >= _FEWEST_STEPS]
-    at_ends = len({step for step, *_ in bar.rates}) == 1  # of epochs
-    ns = s_to_ns(_between(bar) or (rates[-1] if at_ends else median(rates))) if rates else None
+    ns = s_to_ns(_between(bar) or median(rates[len(rates) // 2 :])) if rates else None
     return [Row(iteration=bar.last_step, duration_ns=ns, span=1)] if rates else []
 
 

@@ -263,7 +263,7 @@ def _once_finished(found: EndingResult, output: JobOutput, mixed: str) -> Ending
     last = max(at, key=lambda e: ("gone" not in e.fields, e.line), default=None)
     is_open = bool(mixed) or found.cause in ("", "ready", "set-up", "joining", "aside")
     lost = min((e.line for e in _of(output, "peer", "nccl", "network")), default=0)
-    is_after = last is not None and "gone" not in last.fields and last.line < lost
+    is_after = any("gone" not in e.fields and e.line < lost for e in at)
     is_open |= found.cause == "peer" and is_after
     if last is None or not is_open or not _is_at_end(last, output):
         return found

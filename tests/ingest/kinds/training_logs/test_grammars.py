@@ -236,9 +236,7 @@ def test_retries_of_the_allocator_count_only_if_they_rise(tmp_path):
      ("Tokenizing train dataset: ", False)],
 )  # fmt: skip
 def test_bars_of_a_training_may_have_a_label_and_be_short(tmp_path, label, is_training):
-    bars = (
-        f"{label}{n}%|█| {n}/4000 [00:{3 * n:02d}<9:00:00,  3.00s/it, loss=2]" for n in range(9)
-    )
+    bars = (f"{label}{n}%|█| {n}/4000 [00:{3 * n:02d}<9:00:00,  3.00s/it]" for n in range(9))
     path = tmp_path / "train.log"
     path.write_text("\r".join(bars) + "\n", encoding="utf-8")
     assert fits_training_log(str(path)) is is_training
