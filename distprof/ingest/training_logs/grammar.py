@@ -216,6 +216,7 @@ _TINY = 0.05  # Share of the peak below which batches or waits matter more than 
 _FEWEST_TICKS, _FEWEST_TIMED = 2, 3  # Ticks of the clock between two lines, and pairs of them
 _GAP = 50  # Ratio to the usual time from which a time between dates is not that of iterations
 _NEAR = 7  # Neighbours on each side that say what is usual
+_FEW_LOST = 0.05  # Share of reports without a finite loss that is not told if it comes back
 _EVEN = 0.03  # Relative difference of a ratio that is a whole number
 _FEWEST, _APART, _LEAST_EXCESS = 3, 1.2, 0.05
 """Times of each rank, their least ratio to those of others, and share of an iteration."""
@@ -259,8 +260,9 @@ def to_log(
         notes.append(NOTES["ignored"].format(chosen.name, ignored))
     if chosen.mfu:
         notes += use_notes(median(chosen.mfu[len(chosen.mfu) // 2 :]), "an MFU of {}")
-    if chosen.num_not_finite:
-        notes.append(NOTES["not_finite"].format(chosen.num_not_finite, len(chosen.rows)))
+    lost = chosen.num_not_finite
+    if lost and (chosen.rows[-1].loss is None or lost > _FEW_LOST * len(chosen.rows)):
+        notes.append(NOTES["not_finite"].format(lost, len(chosen.rows)))
     rows, kept = _of_one_rank(chosen.rows, chosen.timers, notes)
     timers = {name: _timer(values, kept, len(rows)) for name, values in chosen.timers.items()}
     rows, timers, unprinted_ns = _compared_with_the_clock(rows, timers, notes)
@@ -432,11 +434,13 @@ def _pauses(
     # Of a report over many iterations, a pause is a smaller part.
     far = [ns > ratio * one > 0 for (*_, ns), one in zip(ticks, each, strict=True)]
     least = median(compress(excess, far)) / 2 if any(far) else math.inf
+    is_whole = all((rows[at].at_s or 0.0).is_integer() for at, *_ in ticks)
+    digit = _FEWEST_TICKS * NS_PER_S * is_whole
     parts = zip(ticks, each, spans, excess, far, strict=True)
     longer = [
         (lost, rows[at].iteration)
         for (at, _, ns), one, span, lost, is_far in parts
-        if (is_far or (lost > least and ns > _APART * one)) and span < most_span
+        if (is_far or (lost > least and ns > _APART * one)) and digit < lost and span < most_span
     ]
     lost = sum(ns for ns, _ in longer)
     share = lost / sum(tick[2] * span for tick, span in zip(ticks, spans, strict=True))

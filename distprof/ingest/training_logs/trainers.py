@@ -160,7 +160,11 @@ class BarGrammar(Grammar):
             if not bars[key].is_of_training and _seconds(bars[key]) < _MIN_SECONDS:
                 del bars[key]  # that scans files
         if bars:
-            known = [bar for bar in bars.values() if bar.is_of_training] or [*bars.values()]
+            known = [bar for bar in bars.values() if bar.is_of_training]
+            again = [bar for (_, total), bar in bars.items() if bar.before > total]
+            if not known and len(again) > 1:  # each epoch trains, then tests
+                again[0].is_of_training, known = True, again[:1]
+            known = known or [*bars.values()]
             longest = max(known, key=lambda bar: (_seconds(bar), bar.last_second))
             inner = [bar for bar in bars.values() if bar.rows and not bar.is_of_epochs]
             if longest.is_of_epochs and inner:
@@ -172,8 +176,11 @@ class BarGrammar(Grammar):
                 longest = named[other]
                 self.name = f"the progress bar “{plain(label[:-1].decode('utf-8', 'replace'))}”"
             longest, phases = self._with_rollouts(longest, [*named.values(), *bars.values()])
-            # Few spans of a bar that is first seen late do not tell a slow start.
+            # Few spans of a bar that is first seen late do not tell a slow start; those of the
+            # slowest epochs alone, if most are shorter than a span, no mean.
             is_late = longest.first_step >= _MIN_STEPS and len(longest.rows) < _FEWEST_SPANS
+            kept = sum(row.span or 0 for row in longest.rows)
+            is_late |= 2 * kept < longest.last_step - longest.first_step
             ends = _ends(longest)
             self.rows = ends or (not is_late and longest.rows) or _whole(longest)
             self.rows = self.rows or _printed(longest) or _whole(longest, 2)

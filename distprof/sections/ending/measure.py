@@ -1962,6 +1962,10 @@ def _nan(output: JobOutput) -> EndingResult | None:
     if not events:
         return None
     event = min(events, key=lambda e: ("norm" in e.fields, float(e.fields.get("scale", 0))))
+    latest = max(events, key=lambda e: max(e.line, e.again))
+    num_lines, last = output.lines_of.get(latest.file, 0), max(latest.line, latest.again)
+    if 2 * last < num_lines and num_lines - last > _NEAR_LINES:
+        return None  # of an earlier run, or it recovered
     is_once = len(events) == 1 and not (event.again or _is_at_end(event, output, 1))
     if is_once and ("loss" in event.fields or _of(output, "complaint")):
         return None

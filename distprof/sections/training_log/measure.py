@@ -44,6 +44,7 @@ FEWEST_LAST, FAR_LONGER = 2, 1.5  # Last reports that are a step, and their rati
 MIN_KENDALL, GROWN_RATIO = 0.7, 1.3
 """Least correlation of ranks (of six equal reports, 3 % by chance) and growth to the last third."""
 
+_MOST_FALLING = 0.1  # Share of numbers of reports that are not above the one before.
 _MOST_OF_GROWTH = 0.7  # A rise from one report to the next above this share is a step.
 _FAR, _ROUNDER = 3, 5  # Ratio to the time of neighbours, and of round numbers to those of reports.
 
@@ -242,16 +243,22 @@ def _slow_period(
     is_gradual: bool,
 ) -> SlowPeriod | None:
     """The slow reports, by their mask, next to what is usual; None if that takes no time."""
+    slow = ns[inside]
+    if is_gradual:  # what it was at first and became; all after the first ones cost
+        ends = max(len(ns) // 10, min(len(ns) // 3, FEWEST_FEW))
+        others, slow = ns[:ends], ns[-ends:]
     at, usual = np.flatnonzero(inside), float(np.median(others))
     if usual < 1:
         return None
+    if (np.diff(number) <= 0).mean() > _MOST_FALLING:
+        number = np.full_like(number, ABSENT)  # it starts again with each epoch
     return SlowPeriod(
         first_iteration=_printed(number, at[0]),
         last_iteration=None if at[-1] == len(ns) - 1 else _printed(number, at[-1]),
         num_reports=len(at),
-        duration_ns=round(float(np.median(ns[inside]))),
+        duration_ns=round(float(np.median(slow))),
         usual_ns=round(usual),
-        excess_ns=round(float(np.average(np.where(inside, ns - usual, 0), weights=span))),
+        excess_ns=round(float(np.average(np.where(inside | is_gradual, ns - usual, 0), weights=span))),
         is_gradual=is_gradual,
     )
 
@@ -277,6 +284,9 @@ def _among_few(number: Int64Array, ns: Int64Array, span: Floats) -> SlowPeriod |
     is_early = 0 < early < len(ns) and not at
     is_early = is_early and np.diff(number)[-early] <= 2 * np.median(np.diff(number))
     is_early = is_early and ns[:-early].min() > FAR_LONGER * ns[-early:].max()
+    still = ns[at:]  # after a step, it may go on to grow
+    if len(still) >= 2 * FEWEST_GROWING and _kendall(still) >= MIN_KENDALL:
+        at *= bool(np.median(still[-third:]) < GROWN_RATIO * np.median(still[:third]))
     is_gradual = not at and not is_early
     inside = np.arange(len(ns)) >= (at or len(ns) - (early if is_early else third))
     inside ^= is_early
