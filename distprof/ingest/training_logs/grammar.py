@@ -427,27 +427,22 @@ def _pauses(
     ratio: int = 3,
 ) -> list[str]:
     """A note on time between reports that is far longer than that of their iterations."""
-    spans = [(rows[end].iteration or 0) - (rows[start].iteration or 0) for start, end, _ in ticks]
-    most_span = _GAP * median(spans)  # else some reports between are left out
-    each = usual.tolist()
-    excess = [(ns - one) * span for (*_, ns), one, span in zip(ticks, each, spans, strict=True)]
+    start, end, ns = (np.array(column) for column in zip(*ticks, strict=True))
+    number = _ints(row.iteration for row in rows)
+    spans = number[end] - number[start]
+    excess = (ns - usual) * spans.astype(float)
     # Of a report over many iterations, a pause is a smaller part.
-    far = [ns > ratio * one > 0 for (*_, ns), one in zip(ticks, each, strict=True)]
-    least = median(compress(excess, far)) / 2 if any(far) else math.inf
-    is_whole = all((rows[at].at_s or 0.0).is_integer() for at, *_ in ticks)
-    digit = _FEWEST_TICKS * NS_PER_S * is_whole
-    parts = zip(ticks, each, spans, excess, far, strict=True)
-    longer = [
-        (lost, rows[at].iteration)
-        for (at, _, ns), one, span, lost, is_far in parts
-        if (is_far or (lost > least and ns > _APART * one)) and digit < lost and span < most_span
-    ]
-    lost = sum(ns for ns, _ in longer)
-    share = lost / sum(tick[2] * span for tick, span in zip(ticks, spans, strict=True))
-    if share < LEAST_EVALUATION or len(longer) > len(ticks) / 2:
+    far = (ns > ratio * usual) & (usual > 0)
+    least = float(np.median(excess[far])) / 2 if far.any() else math.inf
+    digit = _FEWEST_TICKS * NS_PER_S * all(float(rows[i].at_s or 0).is_integer() for i in start)
+    is_longer = (far | ((excess > least) & (ns > _APART * usual))) & (excess > digit)
+    is_longer &= spans < _GAP * np.median(spans)  # else some reports between are left out
+    share = excess[is_longer].sum() / (ns * spans.astype(float)).sum()
+    if share < LEAST_EVALUATION or is_longer.mean() > 0.5:
         return []
-    most, at = max(longer)
-    return [NOTES["pauses"].format(format_ratio(share), len(longer), format_duration(most), at)]
+    at = int(np.argmax(np.where(is_longer, excess, 0)))
+    most, after = format_duration(round(excess[at])), int(number[start[at]])
+    return [NOTES["pauses"].format(format_ratio(share), int(is_longer.sum()), most, after)]
 
 
 def near(ns: Int64Array) -> Floats:

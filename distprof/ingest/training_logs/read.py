@@ -315,9 +315,7 @@ def _slowest_start(log: TrainingLog) -> TrainingLog:
     each = [format_duration(time) for time in times]
     if len(timed) == len(parts) <= _MOST_STARTS + 1:
         ratio = max(times) / least
-        note = (
-            f"{AGAIN}: each {what} takes {', then '.join(each)}, up to {ratio:.2f} times as long."
-        )
+        note = NOTES["again"].format(AGAIN, what, ", then ".join(each), ratio)
         return replace(timed[times.index(max(times))], notes=(note, *log.notes))
     if log.unit != "epoch":
         return log

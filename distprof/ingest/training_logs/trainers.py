@@ -160,11 +160,10 @@ class BarGrammar(Grammar):
             if not bars[key].is_of_training and _seconds(bars[key]) < _MIN_SECONDS:
                 del bars[key]  # that scans files
         if bars:
-            known = [bar for bar in bars.values() if bar.is_of_training]
             again = [bar for (_, total), bar in bars.items() if bar.before > total]
-            if not known and len(again) > 1:  # each epoch trains, then tests
-                again[0].is_of_training, known = True, again[:1]
-            known = known or [*bars.values()]
+            if len(again) > 1 and not any(bar.is_of_training for bar in bars.values()):
+                again[0].is_of_training = True  # each epoch trains, then tests
+            known = [bar for bar in bars.values() if bar.is_of_training] or [*bars.values()]
             longest = max(known, key=lambda bar: (_seconds(bar), bar.last_second))
             inner = [bar for bar in bars.values() if bar.rows and not bar.is_of_epochs]
             if longest.is_of_epochs and inner:
@@ -176,11 +175,10 @@ class BarGrammar(Grammar):
                 longest = named[other]
                 self.name = f"the progress bar “{plain(label[:-1].decode('utf-8', 'replace'))}”"
             longest, phases = self._with_rollouts(longest, [*named.values(), *bars.values()])
-            # Few spans of a bar that is first seen late do not tell a slow start; those of the
-            # slowest epochs alone, if most are shorter than a span, no mean.
+            # Spans of a bar that is first seen late, or of its slowest epochs alone, tell no mean.
             is_late = longest.first_step >= _MIN_STEPS and len(longest.rows) < _FEWEST_SPANS
-            kept = sum(row.span or 0 for row in longest.rows)
-            is_late |= 2 * kept < longest.last_step - longest.first_step
+            steps = longest.last_step - longest.first_step
+            is_late |= 2 * sum(row.span or 0 for row in longest.rows) < steps
             ends = _ends(longest)
             self.rows = ends or (not is_late and longest.rows) or _whole(longest)
             self.rows = self.rows or _printed(longest) or _whole(longest, 2)
@@ -201,10 +199,10 @@ class BarGrammar(Grammar):
             share = sum(each[:-1]) / (sum(each) or 1)
             if longest not in evaluations and share >= LEAST_EVALUATION and not phases:
                 self.notes.append(NOTES["evaluation"].format(format_ratio(share)))
-            passed, span = _seconds(longest), longest.last_step - longest.first_step
-            if span and LEAST_EVALUATION * passed < self._paused_s < passed:
-                ns = s_to_ns((passed - self._paused_s) / span)
-                self.rows = [Row(iteration=longest.last_step, duration_ns=ns, span=span)]
+            passed = _seconds(longest)
+            if steps and LEAST_EVALUATION * passed < self._paused_s < passed:
+                ns = s_to_ns((passed - self._paused_s) / steps)
+                self.rows = [Row(iteration=longest.last_step, duration_ns=ns, span=steps)]
                 self.notes.append(NOTES["evaluation"].format(format_ratio(self._paused_s / passed)))
             self.add_seconds(phases)
         if any(self._losses):

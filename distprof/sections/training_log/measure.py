@@ -44,7 +44,6 @@ FEWEST_LAST, FAR_LONGER = 2, 1.5  # Last reports that are a step, and their rati
 MIN_KENDALL, GROWN_RATIO = 0.7, 1.3
 """Least correlation of ranks (of six equal reports, 3 % by chance) and growth to the last third."""
 
-_MOST_FALLING = 0.1  # Share of numbers of reports that are not above the one before.
 _MOST_OF_GROWTH = 0.7  # A rise from one report to the next above this share is a step.
 _FAR, _ROUNDER = 3, 5  # Ratio to the time of neighbours, and of round numbers to those of reports.
 
@@ -230,35 +229,30 @@ def _slow_span(number: Int64Array, ns: Int64Array, span: Floats) -> SlowPeriod |
     is_in = (at >= low) & (at < high)
     levels = np.where(is_in, np.median(blocks[is_in]), np.median(blocks[~is_in]))
     is_line = np.sum((blocks - line) ** 2) < 0.7 * np.sum((blocks - levels) ** 2)
-    return _slow_period(number, ns, span, inside, others, is_gradual=bool(inside[-1] and is_line))
+    return _slow_period(number, ns, span, inside, is_gradual=bool(inside[-1] and is_line))
 
 
 def _slow_period(
-    number: Int64Array,
-    ns: Int64Array,
-    span: Floats,
-    inside: NDArray[np.bool_],
-    others: Int64Array,
-    *,
-    is_gradual: bool,
+    number: Int64Array, ns: Int64Array, span: Floats, inside: NDArray[np.bool_], *, is_gradual: bool
 ) -> SlowPeriod | None:
     """The slow reports, by their mask, next to what is usual; None if that takes no time."""
-    slow = ns[inside]
+    slow, others = ns[inside], ns[~inside]
     if is_gradual:  # what it was at first and became; all after the first ones cost
         ends = max(len(ns) // 10, min(len(ns) // 3, FEWEST_FEW))
         others, slow = ns[:ends], ns[-ends:]
     at, usual = np.flatnonzero(inside), float(np.median(others))
     if usual < 1:
         return None
-    if (np.diff(number) <= 0).mean() > _MOST_FALLING:
+    if (np.diff(number) <= 0).any():
         number = np.full_like(number, ABSENT)  # it starts again with each epoch
+    more = np.where(inside | is_gradual, ns - usual, 0)
     return SlowPeriod(
         first_iteration=_printed(number, at[0]),
         last_iteration=None if at[-1] == len(ns) - 1 else _printed(number, at[-1]),
         num_reports=len(at),
         duration_ns=round(float(np.median(slow))),
         usual_ns=round(usual),
-        excess_ns=round(float(np.average(np.where(inside | is_gradual, ns - usual, 0), weights=span))),
+        excess_ns=round(float(np.average(more, weights=span))),
         is_gradual=is_gradual,
     )
 
@@ -301,8 +295,8 @@ def _among_few(number: Int64Array, ns: Int64Array, span: Floats) -> SlowPeriod |
     jump = int(np.diff(ns).argmax()) + 1
     is_step = ns[jump] - ns[jump - 1] > _MOST_OF_GROWTH * np.ptp(ns) and 1 < jump < len(ns) - 1
     if is_gradual and is_step:
-        inside, others, is_gradual = np.arange(len(ns)) >= jump, ns[:jump], False
-    return _slow_period(number, ns, span, inside, others, is_gradual=is_gradual)
+        inside, is_gradual = np.arange(len(ns)) >= jump, False
+    return _slow_period(number, ns, span, inside, is_gradual=is_gradual)
 
 
 def _gap(ns: Int64Array, fewest: int = FEWEST_LAST) -> int:
