@@ -440,7 +440,7 @@ def _pauses(
     share = excess[is_longer].sum() / (ns * spans.astype(float)).sum()
     if share < LEAST_EVALUATION or is_longer.mean() > 0.5:
         return []
-    at = int(np.argmax(np.where(is_longer, excess, 0)))
+    at = int(np.lexsort((excess, is_longer))[-1])
     most, after = format_duration(round(excess[at])), int(number[start[at]])
     return [NOTES["pauses"].format(format_ratio(share), int(is_longer.sum()), most, after)]
 
