@@ -217,6 +217,7 @@ _TINY = 0.05  # Share of the peak below which batches or waits matter more than 
 _FEWEST_TICKS, _FEWEST_TIMED = 2, 3  # Ticks of the clock between two lines, and pairs of them
 _GAP = 50  # Ratio to the usual time from which a time between dates is not that of iterations
 _NEAR = 7  # Neighbours on each side that say what is usual
+_FEW_LOST = 0.05  # Share of reports without a finite loss that is not told if it comes back
 _EVEN = 0.03  # Relative difference of a ratio that is a whole number
 _MOST_APART = 2  # Ratio of those ratios to each other from which they are chance
 _FEWEST, _APART, _LEAST_EXCESS = 3, 1.2, 0.05
@@ -261,8 +262,9 @@ def to_log(
         notes.append(NOTES["ignored"].format(chosen.name, ignored))
     if chosen.mfu:
         notes += use_notes(median(chosen.mfu[len(chosen.mfu) // 2 :]), "an MFU of {}")
-    if chosen.num_not_finite:
-        notes.append(NOTES["not_finite"].format(chosen.num_not_finite, len(chosen.rows)))
+    lost = chosen.num_not_finite
+    if lost and (chosen.rows[-1].loss is None or lost > _FEW_LOST * len(chosen.rows)):
+        notes.append(NOTES["not_finite"].format(lost, len(chosen.rows)))
     rows, kept = _of_one_rank(chosen.rows, chosen.timers, notes)
     timers = {name: _timer(values, kept, len(rows)) for name, values in chosen.timers.items()}
     rows, timers, unprinted_ns = _compared_with_the_clock(rows, timers, notes)
@@ -429,26 +431,23 @@ def _pauses(
     ratio: int = 3,
 ) -> list[str]:
     """A note on time between reports that is far longer than that of their iterations."""
-    spans = [(rows[end].iteration or 0) - (rows[start].iteration or 0) for start, end, _ in ticks]
-    most_span = _GAP * median(spans)  # else some reports between are left out
-    each = usual.tolist()
-    excess = [(ns - one) * span for (*_, ns), one, span in zip(ticks, each, spans, strict=True)]
+    start, end, ns = (np.array(column) for column in zip(*ticks, strict=True))
+    number = _ints(row.iteration for row in rows)
+    spans = number[end] - number[start]
+    excess = (ns - usual) * spans.astype(float)
     # Of a report over many iterations, a pause is a smaller part.
-    far = [ns > ratio * one > 0 for (*_, ns), one in zip(ticks, each, strict=True)]
-    least = median(compress(excess, far)) / 2 if any(far) else math.inf
-    parts = zip(ticks, each, spans, excess, far, strict=True)
-    longer = [
-        (lost, rows[at].iteration)
-        for (at, _, ns), one, span, lost, is_far in parts
-        if (is_far or (lost > least and ns > _APART * one))
-        and span < most_span * (ns < _GAP * one or rows[at].iteration != rows[0].iteration)
-    ]
-    lost = sum(ns for ns, _ in longer)
-    share = lost / sum(tick[2] * span for tick, span in zip(ticks, spans, strict=True))
-    if share < LEAST_EVALUATION or len(longer) > len(ticks) / 2:
+    far = (ns > ratio * usual) & (usual > 0)
+    least = float(np.median(excess[far])) / 2 if far.any() else math.inf
+    digit = _FEWEST_TICKS * NS_PER_S * all(float(rows[i].at_s or 0).is_integer() for i in start)
+    is_longer = (far | ((excess > least) & (ns > _APART * usual))) & (excess > digit)
+    is_longer &= spans < _GAP * np.median(spans)  # else some reports between are left out
+    is_longer &= (ns < _GAP * usual) | (number[start] != number[0])  # else it starts again
+    share = excess[is_longer].sum() / (ns * spans.astype(float)).sum()
+    if share < LEAST_EVALUATION or is_longer.mean() > 0.5:
         return []
-    most, at = max(longer)
-    return [NOTES["pauses"].format(format_ratio(share), len(longer), format_duration(most), at)]
+    at = int(np.lexsort((excess, is_longer))[-1])
+    most, after = format_duration(round(excess[at])), int(number[start[at]])
+    return [NOTES["pauses"].format(format_ratio(share), int(is_longer.sum()), most, after)]
 
 
 def near(ns: Int64Array) -> Floats:

@@ -208,8 +208,11 @@ class NamedNumbersGrammar(Grammar):
             is_of_all = usual >= _LONG_S and span >= _MANY
             factor /= span if is_of_all else 1
             self.notes.append(NOTES["one_or_all"].format("all" if is_of_all else "one"))
+        last = found[0].number
         for one, duration in zip(found, _durations(found, factor), strict=True):
-            self.add(one.row._replace(duration_ns=s_to_ns(duration)))
+            since = None if duration is None or is_of_each else max(one.number - last, 0) or None
+            last = last if duration is None and one.number > last else one.number
+            self.add(one.row._replace(duration_ns=s_to_ns(duration), span=since))
             self.add_seconds({name: time * factor for name, time in one.phases.items()})
         self._found.clear()
 

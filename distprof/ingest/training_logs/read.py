@@ -177,8 +177,7 @@ def _with_words(log: TrainingLog, start: bytes) -> TrainingLog:
 def _with_phases(chosen: Grammar | None, start: bytes) -> Grammar | None:
     """What is typed or printed between bars or steps, instead of those: phases, or iterations."""
     kinds = (BarGrammar, NamedNumbersGrammar)
-    is_long = len(start) == _SMALL and isinstance(chosen, BarGrammar)
-    if not isinstance(chosen, kinds) or chosen.timers or is_long:
+    if not isinstance(chosen, kinds) or chosen.timers or len(start) == _SMALL:
         return chosen
     shown = [row.duration_ns for row in chosen.rows if row.duration_ns]
     wholes = [row.duration_ns * (row.span or 1) for row in chosen.rows if row.duration_ns]
@@ -317,9 +316,7 @@ def _slowest_start(log: TrainingLog) -> TrainingLog:
     each = [format_duration(time) for time in times]
     if len(timed) == len(parts) <= _MOST_STARTS + 1:
         ratio = max(times) / least
-        note = (
-            f"{AGAIN}: each {what} takes {', then '.join(each)}, up to {ratio:.2f} times as long."
-        )
+        note = NOTES["again"].format(AGAIN, what, ", then ".join(each), ratio)
         return replace(timed[times.index(max(times))], notes=(note, *log.notes))
     if log.unit != "epoch":
         return log

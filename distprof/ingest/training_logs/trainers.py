@@ -164,6 +164,9 @@ class BarGrammar(Grammar):
             if not bar.is_of_training and (is_fast or _seconds(bar) < _MIN_SECONDS):
                 del bars[key]  # that scans files
         if bars:
+            again = [bar for (_, total), bar in bars.items() if bar.before > total]
+            if len(again) > 1 and not any(bar.is_of_training for bar in bars.values()):
+                again[0].is_of_training = True  # each epoch trains, then tests
             known = [bar for bar in bars.values() if bar.is_of_training] or [*bars.values()]
             longest = max(known, key=lambda bar: (_seconds(bar), bar.last_second))
             inner = [bar for bar in bars.values() if bar.rows and not bar.is_of_epochs]
@@ -176,10 +179,13 @@ class BarGrammar(Grammar):
                 longest = named[other]
                 self.name = f"the progress bar “{plain(label[:-1].decode('utf-8', 'replace'))}”"
             longest, phases = self._with_rollouts(longest, [*named.values(), *bars.values()])
-            # Few spans of a bar that is first seen late do not tell a slow start.
+            # Few spans of a bar first seen late tell no slow start; its slowest epochs, no mean.
             fewest = _FEWEST_SPANS if longest.first_step >= _MIN_STEPS else 2
+            steps = longest.last_step - longest.first_step
+            is_part = 2 * sum(row.span or 0 for row in longest.rows) < steps
+            are_enough = len(longest.rows) >= fewest and not is_part
             ends = _ends(longest)
-            self.rows = ends or (len(longest.rows) >= fewest and longest.rows) or _whole(longest)
+            self.rows = ends or (are_enough and longest.rows) or _whole(longest)
             self.rows = self.rows or _printed(longest) or _whole(longest, 2)
             self.rows = self.rows or _since_start(longest)
             self.rows = (len(self.rows) < _FEWEST_SPANS and _rising(longest)) or self.rows
@@ -198,10 +204,10 @@ class BarGrammar(Grammar):
             share = sum(each[:-1]) / (sum(each) or 1)
             if longest not in evaluations and share >= LEAST_EVALUATION and not phases:
                 self.notes.append(NOTES["evaluation"].format(format_ratio(share)))
-            passed, span = _seconds(longest), longest.last_step - longest.first_step
-            if span and LEAST_EVALUATION * passed < self._paused_s < passed:
-                ns = s_to_ns((passed - self._paused_s) / span)
-                self.rows = [Row(iteration=longest.last_step, duration_ns=ns, span=span)]
+            passed = _seconds(longest)
+            if steps and LEAST_EVALUATION * passed < self._paused_s < passed:
+                ns = s_to_ns((passed - self._paused_s) / steps)
+                self.rows = [Row(iteration=longest.last_step, duration_ns=ns, span=steps)]
                 self.notes.append(NOTES["evaluation"].format(format_ratio(self._paused_s / passed)))
             self.add_seconds(phases)
         if any(self._losses):

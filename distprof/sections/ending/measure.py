@@ -1966,13 +1966,15 @@ def _nan(output: JobOutput) -> EndingResult | None:
     if not events:
         return None
     event = min(events, key=lambda e: ("norm" in e.fields, float(e.fields.get("scale", 0))))
+    latest = max(max(e.line, e.again) for e in events)
+    if output.lines_of.get(event.file, 0) - latest > _NEAR_LINES:
+        return None  # long ago: it recovered, or was that of an earlier run
     is_once = len(events) == 1 and not (event.again or _is_at_end(event, output, 1))
     if is_once and ("loss" in event.fields or _of(output, "complaint")):
         return None
-    if _row(event).says:  # one that fell, or was infinite, long ago recovered
+    if _row(event).says:
         told, steps = _told(event)
-        is_still = output.lines_of.get(event.file, 0) - max(event.line, event.again) <= _NEAR_LINES
-        return _made("nan", f"{told}.", event, *steps) if is_still else None
+        return _made("nan", f"{told}.", event, *steps)
     named = (event.fields[n] for n in ("step", "iteration", "updates") if n in event.fields)
     step = next(named, "")
     at = f" at step {int(step):,}" if step else ""

@@ -230,29 +230,30 @@ def _slow_span(number: Int64Array, ns: Int64Array, span: Floats) -> SlowPeriod |
     is_in = (at >= low) & (at < high)
     levels = np.where(is_in, np.median(blocks[is_in]), np.median(blocks[~is_in]))
     is_line = np.sum((blocks - line) ** 2) < 0.7 * np.sum((blocks - levels) ** 2)
-    return _slow_period(number, ns, span, inside, others, is_gradual=bool(inside[-1] and is_line))
+    return _slow_period(number, ns, span, inside, is_gradual=bool(inside[-1] and is_line))
 
 
 def _slow_period(
-    number: Int64Array,
-    ns: Int64Array,
-    span: Floats,
-    inside: NDArray[np.bool_],
-    others: Int64Array,
-    *,
-    is_gradual: bool,
+    number: Int64Array, ns: Int64Array, span: Floats, inside: NDArray[np.bool_], *, is_gradual: bool
 ) -> SlowPeriod | None:
     """The slow reports, by their mask, next to what is usual; None if that takes no time."""
+    slow, others = ns[inside], ns[~inside]
+    if is_gradual:  # what it was at first and became; all after the first ones cost
+        ends = max(len(ns) // 10, min(len(ns) // 3, FEWEST_FEW))
+        others, slow = ns[:ends], ns[-ends:]
     at, usual = np.flatnonzero(inside), float(np.median(others))
     if usual < 1:
         return None
+    if (np.diff(number) <= 0).any():
+        number = np.full_like(number, ABSENT)  # it starts again with each epoch
+    more = np.where(inside | is_gradual, ns - usual, 0)
     return SlowPeriod(
         first_iteration=_printed(number, at[0]),
         last_iteration=None if at[-1] == len(ns) - 1 else _printed(number, at[-1]),
         num_reports=len(at),
-        duration_ns=round(float(np.median(ns[inside]))),
+        duration_ns=round(float(np.median(slow))),
         usual_ns=round(usual),
-        excess_ns=round(float(np.average(np.where(inside, ns - usual, 0), weights=span))),
+        excess_ns=round(float(np.average(more, weights=span))),
         is_gradual=is_gradual,
     )
 
@@ -278,6 +279,9 @@ def _among_few(number: Int64Array, ns: Int64Array, span: Floats) -> SlowPeriod |
     is_early = _FEWEST_LATER * len(ns) < early < len(ns) and not at
     is_early = is_early and np.diff(number)[-early] <= 2 * np.median(np.diff(number))
     is_early = is_early and ns[:-early].min() > FAR_LONGER * ns[-early:].max()
+    still = ns[at:]  # after a step, it may go on to grow
+    if len(still) >= 2 * FEWEST_GROWING and _kendall(still) >= MIN_KENDALL:
+        at *= bool(np.median(still[-third:]) < GROWN_RATIO * np.median(still[:third]))
     is_gradual = not at and not is_early
     inside = np.arange(len(ns)) >= (at or len(ns) - (early if is_early else third))
     inside ^= is_early
@@ -292,8 +296,8 @@ def _among_few(number: Int64Array, ns: Int64Array, span: Floats) -> SlowPeriod |
     jump = int(np.diff(ns).argmax()) + 1
     is_step = ns[jump] - ns[jump - 1] > _MOST_OF_GROWTH * np.ptp(ns) and 1 < jump < len(ns) - 1
     if is_gradual and is_step:
-        inside, others, is_gradual = np.arange(len(ns)) >= jump, ns[:jump], False
-    return _slow_period(number, ns, span, inside, others, is_gradual=is_gradual)
+        inside, is_gradual = np.arange(len(ns)) >= jump, False
+    return _slow_period(number, ns, span, inside, is_gradual=is_gradual)
 
 
 def _gap(ns: Int64Array, fewest: int = FEWEST_LAST) -> int:
