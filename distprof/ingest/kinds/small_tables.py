@@ -452,7 +452,7 @@ def _counts(line: str) -> list[tuple[int, str, int]]:
 
 
 def _of(name: str) -> str:
-    return "nodes" if name.lower() in _NODES else "GPUs"
+    return "nodes" if name.lower() in _NODES or "xlarge" in name else "GPUs"
 
 
 def _number_in(name: str) -> int | None:
@@ -613,7 +613,7 @@ def _sentence_pairs(
     values = [*chain(*(some for *_, some in lines))]
     units = ("", "/s", mode([one.unit for one in values if one.kind == kind and one.unit] or [""]))
     for line, counts, all_values in lines:
-        form = _form(line.lower())
+        form = _form(" ".join(line.lower().split()))
         values = [one for one in all_values if one.kind == kind and one.unit in units]
         is_named = heading and pending not in found and not values  # so a command says no other
         if not counts or (is_named and _PATTERNS["command"].fullmatch(form)):
