@@ -29,8 +29,8 @@ _ROUNDED_UP = 0.9995  # at or above this, three digits round to 1.00: 999.9 µs 
 _DURATION_UNITS = ((3_600 * NS_PER_S, "h"), (NS_PER_S, "s"), (NS_PER_MS, "ms"), (NS_PER_US, "µs"))
 _BYTE_UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 _TIME = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)\s?(ns|us|µs|ms|s)")
-_UNITS_NS = {"ns": 1, "us": 1_000, "µs": 1_000, "μs": 1_000, "ms": NS_PER_MS, "msec": NS_PER_MS,
-             "milliseconds": NS_PER_MS, "мс": NS_PER_MS, **dict.fromkeys("s秒초с", NS_PER_S),
+_UNITS_NS = {"ns": 1, "us": 1_000, "µs": 1_000, "μs": 1_000, **dict.fromkeys("s秒초с", NS_PER_S),
+             **dict.fromkeys(("ms", "msec", "milliseconds", "мс", "毫秒"), NS_PER_MS),
              **dict.fromkeys("m分분м", 60 * NS_PER_S), **dict.fromkeys("d天", 86_400 * NS_PER_S),
              **dict.fromkeys((*"h小个시時ч", "stunde", "stunden"), 3_600 * NS_PER_S)}  # fmt: skip
 

@@ -112,9 +112,8 @@ class Foreign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             return self.name
         found = re.finditer(self.shows, head.decode("utf-8", "replace"))
         said = self.each or self.name
-        named = list(
-            dict.fromkeys(plain(said.format_map(one.groupdict(""))).strip() for one in found)
-        )
+        told = (plain(said.format_map(one.groupdict(""))).strip() for one in found)
+        named = [*{one.lower(): one for one in told}.values()]
         if not self.each or not named:
             return "; ".join(named[:_MOST_NAMED])
         return self.name.format(each=few_names(named, _MOST_LISTED))

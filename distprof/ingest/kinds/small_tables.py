@@ -21,7 +21,7 @@ from itertools import chain, groupby, product
 from math import prod
 from operator import truediv
 from statistics import median, mode
-from typing import Annotated, Any, NamedTuple, TypeGuard
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -353,9 +353,10 @@ _MOST_GPUS = 1 << 20
 _ANY = range(_MOST_GPUS)  # there may be no workers that load data
 _SHORT = 4_000
 """Characters of a text in which two numbers of GPUs make a comparison; a longer one needs three."""
-_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight")
-_NUMBERS = {word: number for number, word in enumerate(_WORDS)} | {"both": 2}
-_NUMBERS |= {"双": 2, "两": 2, "二": 2, "三": 3, "四": 4, "八": 8}  # all others stand for one
+_WORDS = "zero one two|zwei|deux|dos|dois|duas|две|двух three|drei|trois|tres|три|трёх"
+_WORDS += " four|vier|quatre|cuatro|quatro|четырёх five six seven eight|acht|huit|oito"
+_NUMBERS = {one: n for n, word in enumerate(_WORDS.split()) for one in word.split("|")}
+_NUMBERS |= {"both": 2} | dict(zip("双两二三四八", (2, 2, 2, 3, 4, 8), strict=True))  # others: one
 _TIMES = {"half": 0.5, "twice": 2, "double": 2, "two": 2, "three": 3, "triple": 3, "four": 4}
 _CONTRASTS = ("of_chip", "of_mode", "of_precision", "of_way", "of_change")
 _MOST_WORDS = 7  # Of a name in a sentence
@@ -376,7 +377,7 @@ _form = partial(re.compile(r"\d[\d.,:]*").sub, "#")  # Lines of one kind differ 
 _NARROW = str.maketrans("（）：", "():")
 _MARKS = " \t*#>`:|-–—~≈=()[]\"'“”"
 _LABEL, _MOST_ROWS, _MOST_CELLS = 60, 200, 40  # Characters of a name; rows and columns of a table
-_PATTERNS = patterns_beside(__package__, "scaling.toml", WORD="|".join(_WORDS))
+_PATTERNS = patterns_beside(__package__, "scaling.toml", WORD=_WORDS.replace(" ", "|"))
 _BETWEEN = ("bars", "tabs", "spaces", "commas")  # between cells, the first that a row has
 _NODES = ("node", "machine", "server", "台", "机", "节点")
 _refuse_scaling = refusing("throughput of several numbers of GPUs", "name a file with such a table")
@@ -406,7 +407,7 @@ def _values(line: str) -> Iterator[_Value]:
             per_s = int(found["steps"] or (is_of_step and is_of_step["many"]) or 1) / seconds
             yield _Value(kind, per_s, max(found.start(), found.start("seconds")), found.end())
         unit = found["unit"] or found["unit_before"] or ""
-        for text in filter(None, (found["rate"], found["was"], found["after"])):
+        for text in filter(None, map(found.__getitem__, ("rate", "was", "after", "got"))):
             if value := _number(text):
                 yield _Value(
                     _kind_of_rate(unit), value, found.start(), found.end(), unit[:2].lower()
@@ -424,8 +425,8 @@ def _kind_of_rate(unit: str) -> str:
     return "each" if _PATTERNS["of_gpu"].search(unit) else "rate"
 
 
-def _counts(line: str) -> list[tuple[int, str, int]]:
-    """Numbers of GPUs or nodes in a line, with what they count and their places."""
+def _counted(line: str) -> list[tuple[int, str, int]]:
+    """Numbers of GPUs and nodes in a line, with what they count and their places."""
     found = []
     matches = [*_PATTERNS["count"].finditer(line)]
     for match in [one for one in matches if not one["n_load"]] or matches:
@@ -437,6 +438,12 @@ def _counts(line: str) -> list[tuple[int, str, int]]:
         of = next((text for name, text in known.items() if name.startswith("of_")), "gpu")
         if count in _ANY[of.lower() != "worker" :]:
             found.append((count, _of(of), match.start()))
+    return found
+
+
+def _counts(line: str) -> list[tuple[int, str, int]]:
+    """Numbers of GPUs or nodes in a line: of all GPUs, if it says how many a node has."""
+    found = _counted(line)
     nodes, gpus = ([one for one in found if one[1] == of] for of in ("nodes", "GPUs"))
     if len(gpus) in (1, len(nodes)) and nodes and _PATTERNS["each_node"].search(line):
         pairs = zip(nodes, gpus * (len(nodes) // len(gpus)), strict=True)
@@ -445,18 +452,13 @@ def _counts(line: str) -> list[tuple[int, str, int]]:
 
 
 def _of(name: str) -> str:
-    return "nodes" if name.lower() in _NODES else "GPUs"
+    return "nodes" if name.lower() in _NODES or "xlarge" in name else "GPUs"
 
 
 def _number_in(name: str) -> int | None:
     """Number of GPUs or nodes in a cell, for example “8”, “8 x A100” and “single GPU”."""
     first = _whole(name.split(" ")[0])
     return next((count for count, *_ in _counts(name)), None) if first is None else first
-
-
-def _may_count(number: int | None) -> TypeGuard[int]:
-    """Whether it may be a number of GPUs; a range is searched as a whole for None."""
-    return number is not None and number in _ANY
 
 
 def _head_kind(head: str) -> str:
@@ -493,9 +495,8 @@ def _labels(row: Sequence[str], *, is_turned: bool) -> tuple[str, dict[int, str]
     head = next(filter(None, row), "")
     of = "nodes" if any(map(_PATTERNS["of_nodes"].match, map(str.lower, row))) else "GPUs"
     if _PATTERNS["head_of_counts"].search(head):
-        return of, {
-            at: one for at, one in enumerate(row) if one != head and _may_count(_number_in(one))
-        }
+        numbers = ((at, one, _number_in(one)) for at, one in enumerate(row) if one != head)
+        return of, {at: one for at, one, number in numbers if number is not None and number in _ANY}
     known = {at: one for at, one in enumerate(row) if is_way(one) or is_count(one)}
     if len(known) > 1 and all(map(is_count, known.values())):
         return of, known
@@ -525,6 +526,8 @@ def _table_rows(lines: Iterable[str]) -> Iterator[_Row]:
     for (above, table), is_turned in product(_tables(lines), (False, True)):
         of, names, heads, batches = "", dict[int, str](), list[str](), dict[int, float]()
         columns = [*map(list, zip(*table, strict=True))] if is_turned else table
+        if is_turned and len(columns) == 2:  # a name and its speed
+            columns[0][0] = columns[0][0] or "run"
         for row in columns:
             now, labels = _labels(row, is_turned=is_turned)
             others = (cell for at, cell in enumerate(row) if at not in labels)
@@ -569,7 +572,7 @@ def _table_pairs(rows: Iterable[_Row]) -> tuple[dict[int, float], str, str]:
     counted = (row for row in rows if row.of in ("GPUs", "nodes"))
     for row in sorted(counted, key=lambda one: (kinds.index(one.kind), -len(one.names))):
         pairs = zip(map(_number_in, row.names), row.rates, strict=True)
-        return {n: rate for n, rate in pairs if _may_count(n)}, row.kind, row.of
+        return {n: r for n, r in pairs if n is not None and n in _ANY}, row.kind, row.of
     return {}, "iterations", "GPUs"
 
 
@@ -609,11 +612,12 @@ def _sentence_pairs(
     heading: object = None  # Whether the line that counts what is pending is one.
     values = [*chain(*(some for *_, some in lines))]
     units = ("", "/s", mode([one.unit for one in values if one.kind == kind and one.unit] or [""]))
-    for form, counts, all_values in lines:
+    for line, counts, all_values in lines:
+        form = _form(" ".join(line.lower().split()))
         values = [one for one in all_values if one.kind == kind and one.unit in units]
         is_named = heading and pending not in found and not values  # so a command says no other
         if not counts or (is_named and _PATTERNS["command"].fullmatch(form)):
-            if pending and values:
+            if pending and values and (heading or pending not in forms):
                 found.setdefault(pending, []).append(values[0].per_s)
             elif pending in found:
                 pending = None
@@ -622,8 +626,10 @@ def _sentence_pairs(
             counts = [(pending[1], pending[0], -1), *counts]
         each = [*zip(counts, values, strict=False)]
         if len(counts) != len(values):
-            before = ([one for one in counts if one[2] < value.at] for value in values)
-            each = [(some[-1], value) for some, value in zip(before, values, strict=True) if some]
+            links = (_PATTERNS["linked"].match(line, value.end) for value in values)
+            ends = (o.end() if o else v.at for o, v in zip(links, values, strict=True))
+            known = ([one for one in counts if one[2] < end] for end in ends)
+            each = [(some[-1], value) for some, value in zip(known, values, strict=True) if some]
         for (count, of, _), value in each:
             rates = found.setdefault((of, count), [value.per_s])
             if forms.setdefault((of, count), form) == form:
@@ -659,7 +665,7 @@ def _related(line: str) -> dict[tuple[str, int], float]:
 def _lines(text: str) -> list[str]:
     """Sentences and lines, with numbers that can be read."""
     text = _PATTERNS["prefix"].sub("", re.sub("[*`]", "", untagged(text.translate(_NARROW))))
-    many = {one[:2] for one in _counts(text) if one[0] > 1}
+    many = {one[:2] for one in _counted(text) if one[0] > 1}
     known = {of: f"{count} " for count, of in many if sum(of == other for _, other in many) == 1}
     in_a_row = _PATTERNS["in_a_row"]
     text = in_a_row.sub(lambda f: re.sub(r"(\d[\d.]*)", rf"\1 {f[2]}", f[1]), text)
@@ -667,9 +673,11 @@ def _lines(text: str) -> list[str]:
     text = _PATTERNS["multi"].sub(lambda found: known.get(_of(found[1]), found[0]), text)
     text = _PATTERNS["alike"].sub(r"\1 \2", text)
     text = _PATTERNS["thousands"].sub(lambda found: f"{float(found[1]) * 1e3:.0f}", text)
+    text = _PATTERNS["primes"].sub(r"\1:\2 min", text)
     text = _PATTERNS["clock"].sub(lambda found: f" {_clock(found)}", text)
     text = _PATTERNS["spelled"].sub(_in_digits, text)
-    return [line[:1_000] for line in _PATTERNS["sentence"].split(text)]
+    lines = (line[:1_000] for line in _PATTERNS["sentence"].split(text))
+    return [line for line in lines if not _PATTERNS["aside"].match(line)]
 
 
 def _in_digits(found: re.Match[str]) -> str:
@@ -700,7 +708,7 @@ def _scaling(text: str) -> ScalingTable | None:
         if len(of_ranks := _rank_rates(lines)) >= _FEWEST_RANKS:
             return _by_name(of_ranks, "ranks")
         lines = [*filter(str.strip, lines)]
-        read = [(_form(line.lower()), _counts(line), [*_values(line)]) for line in lines]
+        read = [(line, _counts(line), [*_values(line)]) for line in lines]
         fewest = 2 if len(text) <= _SHORT else 3
         by_time = sorted(("iterations", "time"), reverse="epoch" in text.lower()) * (fewest == 2)
         typed = {kind: _sentence_pairs(read, kind) for kind in ("rate", "each", *by_time)}
@@ -735,7 +743,7 @@ def _scaling(text: str) -> ScalingTable | None:
     is_per_step = is_of_steps and (kind == "iterations" or len(totals) > 1)
     is_per_step &= not _PATTERNS["same_batch"].search(text)
     grows = is_per_step or are_each or kind == "each" or bool(_PATTERNS["per_gpu"].search(text))
-    told = [float(percent) / 100 for percent in _PATTERNS["percent"].findall(text)]
+    told = [float(one) / 100 for one in filter(None, _PATTERNS["percent"].findall(text))]
     share = pairs[max(pairs)] / pairs[min(pairs)]
     shares = (share, share * min(pairs) / max(pairs))  # if the batch grows, and if it does not
     is_told = [any(abs(one - share) < _ROUNDED for one in told) for share in shares]
@@ -781,7 +789,7 @@ class _Said(NamedTuple):
         own = _PATTERNS["fillers"].sub("", label)
         is_listed = _PATTERNS["listed"].search(words)
         others = _PATTERNS["markup"].search(self.before), _PATTERNS["of_steps"].match(label)
-        return label if is_listed and not any(others) and any(map(str.isalpha, own)) else ""
+        return label if is_listed and not any(others) and _PATTERNS["named"].search(own) else ""
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -886,7 +894,7 @@ def _sides(rows: Iterable[_Row], *of: str) -> ScalingTable | None:
     at = names.index(max(by_name, key=by_name.__getitem__))
     others = [row.name for row in alike if row.rates[at] < _SAME_SPEED * max(row.rates)]
     name = alike[0].name * (alike[0].of == "columns")
-    note = f"This is the row {name}" if any(map(str.isalpha, name)) else ""
+    note = f"This is the row {name}" if _PATTERNS["named"].search(name) else ""
     if len(alike) > 1:
         note = f"These are {'sums' if are_parts else 'medians'} of {len(alike)} rows"
         note += f", and in {len(others)} another is faster: {'; '.join(others[:3])}" * bool(others)
@@ -897,7 +905,7 @@ def _side(head: str) -> str:
     """The way to train that the head of a column names; empty if it names something else."""
     label = _PATTERNS["of_side"].sub(" ", head).strip(_MARKS)
     is_other = any(_PATTERNS[one].search(label) for one in ("no_side", "part", "counted"))
-    is_name = any(map(str.isalpha, label)) and len(label.split()) < _MOST_WORDS
+    is_name = _PATTERNS["named"].search(label) and len(label.split()) < _MOST_WORDS
     return label if is_name and not is_other else ""
 
 
@@ -985,7 +993,8 @@ def _extremes(found: Iterable[_Said], *, is_changed: bool) -> ScalingTable | Non
         if falls and early(fast.before):
             return _by_name({one.typed: one.per_s for one in alike}, "moments")
         told = (f"{one.told[-_LONG:]}{one.typed}{one.behind[:_LONG]}" for one in (fast, slow))
-        said = "; ".join(dict.fromkeys(one.strip(" #>.") for one in told))
+        whole = [one.line for one in (fast, slow) if len(one.line) < 2 * _LONG]
+        said = "; ".join(dict.fromkeys(one.strip(" #>.") for one in whole or told))
         are_times = all(_PATTERNS["duration"].search(one.typed) for one in alike)
         both = {one.typed: one.per_s for one in (slow, fast)}
         return _by_name(both, "times" if are_times else "rates", f"The text says: {said}.")

@@ -9,7 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from distprof.bounds import table_beside
-from distprof.escape import shorten
+from distprof.escape import MAX_HEADLINE, shorten
 from distprof.sections.base import VerdictText
 from distprof.sections.nccl.show import nccl_verdict
 from distprof.sections.parts import is_recorded
@@ -316,7 +316,10 @@ def scaling_lines(result: ScalingTableResult, *, is_linked: bool = False) -> lis
         kind = "ways" if others[1:] else "two places" if is_where else f"two {of}"
         slow, fast = (f"{o[0].lower()}{o[1:]}" if is_where else o for o in (others[0], fastest))
         times, ways = rates[-1] / rates[0], len(rates)
-        said = _say(kind, ways=ways, fast=fast, slow=slow, times=times, shares=shares)
+        values = {"ways": ways, "fast": fast, "slow": slow, "times": times, "shares": shares}
+        said = _say(kind, **values)
+        if len(said.partition(": ")[0]) > MAX_HEADLINE:
+            said = _say(f"long {kind}", **values)
         known = (way["text"] for way in _TABLE["way"] if re.search(way["name"], " ".join(others)))
         told = " ".join((*result.names, *result.unavailable))
         why = (each["text"] for each in _TABLE["instead"] if re.search(each["said"], told))
