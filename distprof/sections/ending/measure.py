@@ -174,8 +174,8 @@ def _without_title(output: JobOutput) -> JobOutput:
     again += [e for e in titles if e.yields == "nan" and _of(own, "nan")]
     killed = {e.fields.get("what") for e in _of(own, "died")}
     again += [e for e in titles if e.name == "title-killed" and e.fields["what"] in killed]
-    is_told = "store" in {e.yields for e in titles} & {e.yields for e in own.events}
-    is_told |= bool(again)
+    both = {e.yields for e in titles} & {e.yields for e in own.events}
+    is_told = bool(again or both & {"store", "timeout"})
     if not titles or is_told or any(cause(own) for cause in _ROOTS) or positions_of(own):
         return own
     below = (*said_in(own), *_of(own, "closing", "ignored"))
@@ -1576,6 +1576,7 @@ def _waiting(output: JobOutput) -> EndingResult | None:
     gone = any("gone" in e.fields for e in _of(output, "closed"))  # agents end after ranks
     if events and _row(last := events[-1]).says:
         most = _NEAR_AGENT if "run" in last.fields else _LAST_LINES
+        gone |= "closing" in last.fields and not _of(output, "exception", "error")
         if gone or output.lines_of.get(last.file, 0) - max(last.line, last.again) > most:
             return None  # it went by
         return _stuck("waiting", *_told(last)[:1], last, *_told(last)[1])
@@ -1656,7 +1657,9 @@ def _joining(output: JobOutput) -> EndingResult | None:
         return None
     if is_done or len(begun) >= size:
         last = max((replace(e, line=max(e.line, e.again)) for e in events), key=lambda e: e.line)
-        if not size or not _is_at_end(last, output, STAGE_LINES) or _trains(last, output):
+        if not size or size == 1 or not _is_at_end(last, output, STAGE_LINES):
+            return None
+        if _went_on(last, output):
             return None
         did, library = "joined" if is_done else "began to join", _backend(output)
         text = words().says("all joined", size=size, did=did, library=library)
@@ -1664,6 +1667,12 @@ def _joining(output: JobOutput) -> EndingResult | None:
     who = f"{capitalized(name_ranks(begun))} of {size:,} {'wait' if len(begun) > 1 else 'waits'}"
     others = name_ranks({*range(min(size, _MAX_NAMED))} - begun)
     return _undecided("joining", words().says("some joined", who=who, others=others), "join")
+
+
+def _stand(output: JobOutput) -> EndingResult | None:
+    """Where processes are, unless their stacks show little and people say who is missing."""
+    found = diagnose_stacks(output)
+    return None if found and not found.state and _of(output, "absent") else found
 
 
 def _crossed(output: JobOutput) -> EndingResult | None:
@@ -2012,7 +2021,7 @@ _CAUSES: dict[Callable[[JobOutput], EndingResult | None], tuple[str, ...]] = {
     _cut: (),
     _reported: (),
     _mixed: (),
-    diagnose_stacks: (),
+    _stand: (),
     _crossed: ("complaint",),
     partial(_hinted, kind="remedy"): ("remedy",),
     _at_stage: (),
