@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import io
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from itertools import pairwise
@@ -28,7 +29,7 @@ _BLOCK_BYTES = 1 << 18
 _MAX_LINE = 1 << 17  # of a line without end
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _ROUNDS = 4  # of one prefix behind another
-_NARROWEST, _WIDEST = 60, 400  # terminals that break lines
+_NARROWEST, _WIDEST = 50, 400  # terminals that break lines
 _FEWEST = 3  # lines that are no chance
 _MOST, _USUAL = 0.75, 0.9  # shares of all lines
 
@@ -194,6 +195,9 @@ def _label(lines: Sequence[bytes]) -> bytes:
 def _width(lines: Sequence[bytes]) -> int:
     """The width at which a terminal broke long lines; 0 if none did."""
     width = max(map(len, lines))
+    if any(b"NativeCommandError" in line for line in lines):  # PowerShell breaks only errors
+        lengths = Counter(len(line) for line in lines if len(line) >= _NARROWEST)
+        width = lengths.most_common(1)[0][0] if lengths else width
     full = [pair for pair in pairwise(lines) if len(pair[0]) == width and pair[1].strip()]
     broken = [_begun(below) for line, below in full if _is_broken(line, below)]
     is_wide = _NARROWEST <= width <= _WIDEST and len(full) < _USUAL * len(lines)

@@ -196,6 +196,22 @@ def test_it_does_not_matter_how_much_is_read_at_once(
     assert read(data).count(b"\n") == data.count(b"\n") or name == "json-file"
 
 
+def test_powershell_breaks_errors_but_not_the_lines_of_a_program(tmp_path: Path) -> None:
+    """It redirects the first as it shows them, in a console that may be narrow."""
+    error = (
+        'Traceback (most recent call last):\n  File "G:\\run\\train.py", line 9, in <module>\n'
+        "    raise TritonMissing(inspect.currentframe())\ntorch._inductor.exc.TritonMissing: "
+        "Cannot find a working triton installation. Either the package is not installed or it is "
+        "too old\n"
+        "Set TORCHDYNAMO_VERBOSE=1 for the internal stack trace, which a report of an error needs\n"
+    )
+    shell = f"python.exe : {error}    + FullyQualifiedErrorId : NativeCommandError\n"
+    lines = [line[at : at + 58] for line in shell.split("\n") for at in range(0, len(line), 58)]
+    file = tmp_path / "log.txt"
+    file.write_bytes("\r\n".join((f"config {'x' * 200}", *lines)).encode("utf-16"))
+    assert "triton is missing" in headline(file)
+
+
 def test_a_long_line_without_an_end_is_read_in_pieces() -> None:
     data = b"> a\n> b\n> c\n> " + b"x" * 3_000_000
     assert read(data) == b"a\nb\nc\n" + b"x" * 3_000_000

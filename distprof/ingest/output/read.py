@@ -164,6 +164,8 @@ class Reader:
             writer = rank if by_prefix is None else by_prefix
             if writer is not None and (text := line[start:].strip()):
                 self.last_lines[writer] = text[:MAX_TEXT]
+                if line.startswith("[rank") and "ProcessGroup" not in line:
+                    self.ranks.add(writer)  # that does not report a time-out
 
     def _take(
         self, data: bytes, skip: int, before: int, shown: str, rank: int | None, *, is_last: bool

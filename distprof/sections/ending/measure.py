@@ -115,6 +115,9 @@ def diagnose_output(output: JobOutput) -> EndingResult:
         found = _amid(found, words().says("ports", text=ports[0].text))
     if longer := took_longer(output, found):
         found = _amid(found, longer, *words().steps["long work"])
+    if found.cause in ("frozen", "silent", "unfinished") and (absent := _of(output, "absent")):
+        who, steps = _told(absent[0])
+        found = _amid(found, f"{capitalized(who)}.", *steps)
     found = _once_finished(found, whole, _why_mixed(output) if cause is _mixed else "")
     events = said_in(output)
     told = (e for e in events if e.name != "elastic-failure" or _signal(e) != "SIGTERM")
@@ -174,8 +177,8 @@ def _without_title(output: JobOutput) -> JobOutput:
     again += [e for e in titles if e.yields == "nan" and _of(own, "nan")]
     killed = {e.fields.get("what") for e in _of(own, "died")}
     again += [e for e in titles if e.name == "title-killed" and e.fields["what"] in killed]
-    is_told = "store" in {e.yields for e in titles} & {e.yields for e in own.events}
-    is_told |= bool(again)
+    both = {e.yields for e in titles} & {e.yields for e in own.events}
+    is_told = bool(again or both & {"store", "timeout"})
     if not titles or is_told or any(cause(own) for cause in _ROOTS) or positions_of(own):
         return own
     below = (*said_in(own), *_of(own, "closing", "ignored"))
@@ -384,7 +387,8 @@ def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
     is_wait = found.positions or found.cause in ("frozen", "unfinished")
     if found.state != STUCK or not is_wait or first is None:
         return found
-    phases = [e for e in _of(output, "phase") if "100%|" not in e.text]
+    prose = {e.line for e in output.events if e.yields == "complaint" or _is_title(e)}
+    phases = [e for e in _of(output, "phase") if "100%|" not in e.text and e.line not in prose]
     near = [e for e in phases if _is_at_end(e, output, _JUST_BEFORE)]
     own = next((e for e in reversed(near) if e.rank in found.suspects), None)
     ended = (e for e in _of(output, "finished", "closed") if "gone" not in e.fields)
@@ -528,8 +532,7 @@ def _xid(output: JobOutput, cause: str = "xid") -> EndingResult | None:
     whose = "A GPU" if event.rank is None else f"The GPU of rank {event.rank}"
     said = f"{kind.says.format(whose=whose, told=told)}." if kind else ""
     if meaning is None:
-        steps = advice_on("xid", f"{cause} {'' if number else what}")
-        return _made(cause, said, event, *steps)
+        return _made(cause, said, event, *advice_on("xid", f"{cause} {'' if number else what}"))
     return _made(cause, f"{said} This means that {meaning.text}.", event, meaning.fix)
 
 
@@ -1272,9 +1275,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
         return None
     event = min(events, key=lambda e: (e.fields.get("code") == "5", not _is_root(e)))
     if event.yields != "network":  # NCCL names the reason after the error
-        whole = (event, replace(event, rank=None))
-        networks = (e for e in events if e.yields == "network")
-        close = (e for e in networks if any(_is_near(one, e, _TO_NEXT) for one in whole))
+        close = (e for e in events if e.yields == "network" and e.rank in (None, event.rank)
+                 and _is_near(replace(event, rank=e.rank), e, _TO_NEXT))  # fmt: skip
         event = next(close, event)
     if event.yields != "network":
         same = [e for e in events if e.yields == event.yields]
@@ -1409,7 +1411,9 @@ def _frozen(output: JobOutput) -> EndingResult | None:
 def _called(output: JobOutput) -> str:
     """The collective in which a traceback ends, as part of a sentence; empty without one."""
     raised = _of(output, "cut", "exception", "frames")
-    return collective_in(stacks_of(replace(output, stacks=_stacks_of(raised))))
+    called = collective_in(stacks_of(replace(output, stacks=_stacks_of(raised))))
+    ends = {*re.findall(words().patterns["far_end"], "\n".join(map(_frames, raised)))}
+    return f"{called}, with rank {min(ends)}" if called and len(ends) == 1 else called
 
 
 def _only_ended(output: JobOutput) -> str:
@@ -1451,9 +1455,8 @@ def _exited(output: JobOutput) -> EndingResult | None:
     event = next(exits, None)
     if event is None:
         return None
-    nan = next(iter(_of(output, "nan")), None)
-    is_told = bool(_signal(event)) or nan is None or not _reason(output).endswith(" why")
-    return _ended(event, output) if is_told else _nan(output)
+    is_nan = bool(_of(output, "nan")) and _reason(output).endswith(" why")
+    return _nan(output) if is_nan and not _signal(event) else _ended(event, output)
 
 
 def _stopped(output: JobOutput) -> EndingResult | None:
@@ -1579,6 +1582,7 @@ def _waiting(output: JobOutput) -> EndingResult | None:
     gone = any("gone" in e.fields for e in _of(output, "closed"))  # agents end after ranks
     if events and _row(last := events[-1]).says:
         most = _NEAR_AGENT if "run" in last.fields else _LAST_LINES
+        gone |= "closing" in last.fields and not _of(output, "exception", "error")
         if gone or output.lines_of.get(last.file, 0) - max(last.line, last.again) > most:
             return None  # it went by
         return _stuck("waiting", *_told(last)[:1], last, *_told(last)[1])
@@ -1659,7 +1663,7 @@ def _joining(output: JobOutput) -> EndingResult | None:
         return None
     if is_done or len(begun) >= size:
         last = max((replace(e, line=max(e.line, e.again)) for e in events), key=lambda e: e.line)
-        if not size or not _is_at_end(last, output, STAGE_LINES) or _trains(last, output):
+        if size < 2 or not _is_at_end(last, output, STAGE_LINES) or _went_on(last, output):
             return None
         did, library = "joined" if is_done else "began to join", _backend(output)
         text = words().says("all joined", size=size, did=did, library=library)
@@ -1707,10 +1711,12 @@ def _backend(output: JobOutput) -> str:
 def _complained(output: JobOutput) -> EndingResult | None:
     """A text that says itself that the job stands still, and shows nothing else."""
     why = next((e.fields["why"] for e in _of(output, "complaint") if "why" in e.fields), "")
+    around = "\n".join((said_by(output), *output.end_lines))
+    idle = _idle_gpus(around)
     if absent := _of(output, "absent"):
         (told, steps), ranks = _told(absent[0]), absent[0].ranks()
         return _stuck("behind" if ranks else "complaint", told, absent[0], *steps, ranks=ranks)
-    if why:
+    if why and not idle:
         text = words().says("because", why=why, error=_last_error(output))
         said = _undecided("complaint", text, "complaint")
         steps = words().steps["uneven"] if words().search("uneven", why) else ()
@@ -1729,8 +1735,7 @@ def _complained(output: JobOutput) -> EndingResult | None:
     if words().search("native_frames", "\n".join(next(iter(output.ends.values()), ()))):
         shown, lacks = "", "Its native stack, of a debugger, names no call that is known to wait"
     text = f"the job is said to stand still{at.says if at else ''}{found}. {shown}{lacks}"
-    around = "\n".join((said_by(output), *output.end_lines))
-    if idle := _idle_gpus(around):
+    if idle:
         return _undecided("complaint", text.partition(",")[0] + idle, "complaint")
     is_test = words().search("tests", around)
     said = _undecided("complaint", text, "tests" if is_test else "complaint")
@@ -1975,8 +1980,7 @@ def _nan(output: JobOutput) -> EndingResult | None:
     if _row(event).says:
         told, steps = _told(event)
         return _made("nan", f"{told}.", event, *steps)
-    named = (event.fields[n] for n in ("step", "iteration", "updates") if n in event.fields)
-    step = next(named, "")
+    step = next(filter(None, map(event.fields.get, ("step", "iteration", "updates"))), "")
     at = f" at step {int(step):,}" if step else ""
     if "norm" in event.fields:
         told, steps = f"The gradient norm was NaN{at} and later", advice_on("nan", "norm")
@@ -2027,12 +2031,13 @@ _CAUSES: dict[Callable[[JobOutput], EndingResult | None], tuple[str, ...]] = {
     _set_up: (),
     _closed: (),
     partial(_cut, kind="frames"): (),
+    lambda output: _ended(_of(output, "told_exit")[0], output): ("told_exit",),
     _complained: ("complaint",),
     lambda output: _undecided(  # a text that only says itself that the job ended
         "complaint", words().says("silence", last=last_printed(output)), "silence"
     ): ("silence",),
     _waits: ("wait",),
     _hinted: (),
-    lambda _: _undecided("aside", words().alone["aside"], "aside"): ("aside",),
+    lambda _: _undecided("aside", words().said["aside"], "aside"): ("aside",),
 }
 """Causes, each with the kinds of lines without one of which it is not tried."""

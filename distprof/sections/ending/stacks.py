@@ -99,6 +99,8 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
             said = f"{'Stuck' if says else 'Not decided'}: {'; '.join(parts)}. {told}"
         steps = words().steps["paths"] if said_op else _steps(busy or held or stacks[-3:])
         state = STUCK if held or says or (waiting and count > 1) else ""
+        if not state and any(e.yields == "absent" for e in output.events):
+            return None  # people say who is missing
         found = EndingResult(state=state, cause="stacks", verdict=said)
         steps = (*advice_on("complaint", says), *steps, *words().steps["all stacks"])
         once = words().steps["one snapshot"] if held else ()

@@ -36,7 +36,6 @@ class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stopped: dict[str, str]
     store: dict[str, str]
     stages: dict[str, str]
-    alone: dict[str, str]
     said: dict[str, str]
     steps: dict[str, tuple[str, ...]]
     operations: dict[str, str]

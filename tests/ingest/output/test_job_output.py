@@ -174,6 +174,26 @@ def test_healthy_output_is_none_of_a_failed_job(tmp_path: Path) -> None:
     assert not fits_job_output(str(file))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Time: 12.2 s\nError: 4.472510\n",
+        "12:00:01 INFO [file_pusher.py:join():181] waiting for file pusher\n",
+        "INFO:     Waiting for application startup.\nINFO:     Uvicorn running on port 10000\n",
+    ],
+)
+def test_what_programs_print_at_their_end_is_no_failure_and_no_wait(text: str) -> None:
+    assert kinds_in(text.encode()) == set()
+
+
+def test_a_rendezvous_that_is_shut_down_last_is_no_lost_one() -> None:
+    said = "The node 'n1_7_0' has failed to {} the rendezvous 'job' due to an error of type E\n"
+    for word, state in (("shutdown", ""), ("send a keep-alive heartbeat to", "stuck")):
+        reader = Reader()
+        reader.take_blocks([f"test 9 took 3 s\n{said.format(word)}".encode()], "job.out", None)
+        assert diagnose_output(reader.result(["job.out"])).state == state
+
+
 @pytest.mark.parametrize(("after", "is_said"), [(10, True), (1_500, False), (2_990, True)])
 def test_what_a_program_prints_within_a_long_log_is_no_complaint(
     after: int, *, is_said: bool
