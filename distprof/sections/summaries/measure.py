@@ -70,11 +70,10 @@ def _class(summary: CollectiveSummary, index: int) -> SummarisedClass:
     collective = summary.classes[index]
     shortest = int(means.min())
     is_whole = len(ranks) > 1 and set(collective.ranks) <= set(ranks.tolist())
-    return SummarisedClass(
-        group=collective.group,
+    return made_from(
+        collective,
+        SummarisedClass,
         kind=collective.kind.label,
-        dtype=collective.dtype,
-        num_bytes=collective.num_bytes,
         num_ranks=len(ranks),
         group_size=len(collective.ranks) or None,
         num_calls=int(np.median(calls)),
