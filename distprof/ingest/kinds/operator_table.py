@@ -18,9 +18,8 @@ from itertools import chain, dropwhile, product, takewhile
 from math import isclose
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
+from distprof.artefacts.record import grouped
 from distprof.bounds import Bound, patterns_beside, table_beside
 from distprof.config import CommunicationConfig
 from distprof.errors import InputError
@@ -37,7 +36,7 @@ MAX_NAME = 300
 _SNIFFED_BYTES = 1 << 16
 _PATTERNS = patterns_beside(__package__, "operator_table.toml")
 _LIBRARIES = ("nccl", "rccl", "c10d", "oneccl", "hccl", "hcom_")
-_COLLECTIVES = ("allreduce", "allgather", "reducescatter", "alltoall", "alltoallv")
+_COLLECTIVES = ("allreduce", "allgather", "reducescatter", "alltoall")
 _MOST_ERROR = 0.25
 """A share that is rounded more coarsely does not show the total, not even roughly."""
 _SAME = 0.01
@@ -97,9 +96,21 @@ def read_operator_table(source: str) -> OperatorTable:
             text = text[: functions[0].start()] + text[longest.start() :]
         for header, layout in _layouts():
             if found := header.search(text):
-                return _listed(source, text, found, layout)
+                return _with_start(source, text, _listed(source, text, found, layout))
         text = _events(text) or text
     return _operators(source, [*_rooted(_whole_lines(text.splitlines()))])
+
+
+def _with_start(source: str, text: str, table: OperatorTable) -> OperatorTable:
+    """A table of kernels and copies, with the calls of CUDA's API if these take far longer."""
+    has_copies = any("memcpy" in one.name for one in table.operators)
+    for header, layout in _layouts() if has_copies else ():
+        if "calls of CUDA's API" in layout.program and (found := header.search(text)):
+            calls = _listed(source, text, found, layout)
+            if 0 < (table.self_device_ns or 0) < (calls.self_cpu_ns or 0) // 50:
+                both = (*table.operators, *calls.operators)
+                return msgspec.structs.replace(table, operators=both, self_cpu_ns=calls.self_cpu_ns)
+    return table
 
 
 def _plain(data: bytes) -> str:
@@ -126,12 +137,11 @@ def _whole_lines(lines: Sequence[str]) -> Iterator[str]:
 
 def _events(text: str) -> str:
     """A table of the events in a printed list of them, a row for each name; empty without any."""
-    each: dict[str, NDArray[np.int64]] = {}
-    for event in _PATTERNS["event"].finditer(text):
-        spent = np.array([_ns(event["cpu"]), _ns(event["device"]), 1])
-        each[event["name"]] = each.get(event["name"], 0) + spent
-    rows = (f"{name}\t{cpu}ns\t{device}ns\t{calls}" for name, (cpu, device, calls) in each.items())
-    return "\n".join(("Name\tCPU total\tCUDA total\tCalls", *rows)) if each else ""
+    rows = ["Name\tCPU total\tCUDA total\tCalls"]
+    for name, each in grouped([(o["name"], o) for o in _PATTERNS["event"].finditer(text)]).items():
+        cpu, device = (sum(_ns(one[of]) or 0 for one in each) for of in ("cpu", "device"))
+        rows.append(f"{name}\t{cpu}ns\t{device}ns\t{len(each)}")
+    return "\n".join(rows) if rows[1:] else ""
 
 
 def _rooted(lines: Iterable[str]) -> Iterator[str]:
@@ -167,8 +177,8 @@ def _listed(source: str, text: str, header: re.Match[str], layout: _Layout) -> O
     body = sections[0][2] if sections else text[header.end() :]
     first, *others = _PATTERNS["next_table"].split(body)  # one of other columns is left out
     alike = [*filter(header.re.match, others)]
-    head = header[0].split() if layout.program.startswith(("nsys stats", "nvprof")) else None
-    kept = [*takewhile(lambda one: one.partition("\n")[0].split() != head, alike)]  # of one run
+    top = header[0].partition("\n")[0].split() * layout.program.startswith(("nsys stats", "nvprof"))
+    kept = [*takewhile(lambda one: one.partition("\n")[0].split() != top, alike)]  # of one run
     named = (header.groupdict().get("unit") or layout.unit).lower()
     scale = 1e9 * float(unit[1]) if unit else _NS[named]
     are_kernels = "all" not in row.groupindex
@@ -405,9 +415,10 @@ def _shares(row: Mapping[str, str], what: str) -> Iterator[tuple[str, str]]:
 def _kind(name: str) -> CollectiveKind:
     kind: CollectiveKind = classifier_for(CommunicationConfig()).verdict(name).kind
     low = name.lower()
-    if low.replace("_", "") in _COLLECTIVES or any(library in low for library in _LIBRARIES):
-        return collective_kind(name) or kind
-    return kind
+    is_named = low.replace("_", "").startswith(_COLLECTIVES) or any(
+        one in low for one in _LIBRARIES
+    )
+    return (is_named and collective_kind(name)) or kind
 
 
 def _operator(row: Mapping[str, str], device: str) -> TableOperator | None:

@@ -398,7 +398,7 @@ def _known_work(result: OperatorTableResult) -> list[str]:
     what = next(name for name, ns in spent.items() if ns >= _NEARLY * most)
     action = "".join(name for name, _ in result.actions[:1])
     if {*re.findall(r"[a-z]{5,}", what)} & {*re.findall(r"[a-z]{5,}", action.lower())}:
-        return []  # it is the action itself
+        return _advice(what, result)  # it is the action itself
     share = "Most" if 2 * spent[what] >= total else "The largest known part"
     share = share if result.self_cpu_ns else f"Of the rows shown, {share[0].lower()}{share[1:]}"
     where = f"the time{calls}" if (calls := _in_calls(result)) else "the CPU's time"
@@ -412,8 +412,9 @@ def _known_work(result: OperatorTableResult) -> list[str]:
 
 def _in_calls(result: OperatorTableResult) -> str:
     """Where the time is, if all rows are calls of the CPU to CUDA or HIP; else empty."""
-    of = "CUDA" if any(row.name.startswith("cu") for row in result.rows) else "HIP"
-    return f" in calls of {of}" * all(re.match(_TABLE["call"], row.name) for row in result.rows)
+    names = [row.name for row in result.rows if row.cpu_ns]
+    of = "CUDA" if any(name.startswith("cu") for name in names) else "HIP"
+    return f" in calls of {of}" * all(re.match(_TABLE["call"], name) for name in names)
 
 
 def _of_action(result: OperatorTableResult) -> list[str]:
@@ -632,9 +633,8 @@ def _shown_of_cpu(result: OperatorTableResult) -> float:
 def _busy_ratio(result: OperatorTableResult) -> float | None:
     """Time of kernels relative to that of the CPU; None if the table does not show both."""
     own_ns = sum(row.self_cpu_ns for row in result.rows if re.search(_OWN_BUFFERS, row.name))
-    if (cpu_ns := (result.self_cpu_ns or 0) - own_ns) <= 0 or _shown_of_cpu(
-        result
-    ) < MIN_LISTED_RATIO:
+    cpu_ns = (result.self_cpu_ns or 0) - own_ns
+    if cpu_ns <= 0 or _shown_of_cpu(result) < MIN_LISTED_RATIO:
         return None
     if result.self_device_ns:
         return result.self_device_ns / ((result.step_ns or 0) * (result.num_steps or 0) or cpu_ns)
@@ -689,9 +689,11 @@ def _operators(result: OperatorTableResult) -> list[str]:
         return _of_action(result)
     num, each = result.num_steps, result.step_ns
     steps = [_say("steps", steps=counted(num, "step"), ns=each)] if num and each is not None else []
-    busy = _busy_ratio(result)
+    busy = _busy_ratio(result) or 1.0
     lead = []
-    if busy and busy < MIN_BUSY_RATIO:
+    if busy < _LITTLE and _in_calls(result) and (calls := _longest(result.rows, "self_cpu_ns")):
+        return [_say("start", table=result, calls=calls)]
+    if busy < MIN_BUSY_RATIO:
         lead = [_say("idle", busy=busy), *_known_work(result)]
         if len(lead) > 1 and _WAITING in lead[1]:
             lead = [lead[1], _say("idle after waits", busy=busy)]
@@ -772,6 +774,5 @@ def _of_top(top: TableRow) -> list[str]:
 
 def _cut(chip: str, listed: float, *, is_known: bool = False) -> str:
     """What a table without most of its rows leaves open: all, unless one of them says enough."""
-    left = min(1 - listed, 0.999)  # never rounded to all
     kind, by = "cut, but known" if is_known else "cut", {"GPU": "cuda"}.get(chip, chip.lower())
-    return _say(kind, chip=chip, ratio=listed, left=left, by=by)
+    return _say(kind, chip=chip, ratio=listed, left=min(1 - listed, 0.999), by=by)  # not all
