@@ -126,7 +126,8 @@ def _whole_lines(lines: Sequence[str]) -> Iterator[str]:
     is_ruler = [_PATTERNS["ruler"].fullmatch(line) is not None for line in (*lines, "", "")]
     at, left, num, width = 0, 0, 1, 0
     while at < len(lines):
-        if not left and is_ruler[at] and is_ruler[at + 1]:
+        is_cut = is_ruler[at] and is_ruler[at + 1] and len(lines[at]) >= len(lines[at + 1])
+        if not left and is_cut:
             num = is_ruler.index(False, at) - at
             left, width = 3, max(map(len, lines[at : at + num]))
         pieces = lines[at : at + num] if left else lines[at : at + 1]

@@ -365,6 +365,7 @@ _BATCH = "run_training_batch"
 _NEXT = "train_dataloader_next"
 _STEP = re.compile(r"\.optimizer_step$|^optimizer_step_with_closure")
 
+_HOOK = ".on_after_backward"
 _PARTS = ("model_forward", "model_backward", "optimizer_step", "get_train_batch")
 """What the first versions list instead of a batch; the forward pass counts them."""
 
@@ -428,6 +429,11 @@ class LightningGrammar(Grammar):
         seconds += sum(each for name, each in whole.items() if name.endswith(_NEXT))
         self.add(Row(iteration=count, duration_ns=s_to_ns(seconds), span=count))
         self.add_seconds(whole)
+        hook, name = max(((ns, n) for n, ns in whole.items() if n.endswith(_HOOK)), default=(0, ""))
+        if 2 * hook > seconds:
+            took = format_duration(round(hook * 1e9))
+            share, name = format_ratio(hook / seconds), name.rpartition("]")[2]
+            self.notes.append(NOTES["hook"].format(name, share, took))
         once = ((m * num, num, n) for n, (m, num) in means.items() if m and n not in whole)
         spent, num, name = max((one for one in once if one[2][:4] != "run_"), default=(0.0, 0, ""))
         if 2 * spent > seconds * count:  # a third of all
