@@ -176,8 +176,7 @@ def _with_words(log: TrainingLog, start: bytes) -> TrainingLog:
 def _with_phases(chosen: Grammar | None, start: bytes) -> Grammar | None:
     """What is typed or printed between bars or steps, instead of those: phases, or iterations."""
     kinds = (BarGrammar, NamedNumbersGrammar)
-    is_long = len(start) == _SMALL and isinstance(chosen, BarGrammar)
-    if not isinstance(chosen, kinds) or chosen.timers or is_long:
+    if not isinstance(chosen, kinds) or chosen.timers or len(start) == _SMALL:
         return chosen
     shown = [row.duration_ns for row in chosen.rows if row.duration_ns]
     wholes = [row.duration_ns * (row.span or 1) for row in chosen.rows if row.duration_ns]

@@ -41,7 +41,6 @@ FEWEST_FEW, FEWEST_GROWING, FEWEST_RISING = 3, 6, 4
 """Fewest reports on both sides of a step, of a growth, and of one in which each takes longer."""
 
 FEWEST_LAST, FAR_LONGER = 2, 1.5  # Last reports that are a step, and their ratio to all others
-_FEWEST_LATER = 0.2  # Share of faster reports at the end from which the others are slow
 MIN_KENDALL, GROWN_RATIO = 0.7, 1.3
 """Least correlation of ranks (of six equal reports, 3 % by chance) and growth to the last third."""
 
@@ -275,7 +274,7 @@ def _slow_rate(log: TrainingLog) -> SlowPeriod | None:
 def _among_few(number: Int64Array, ns: Int64Array, span: Floats) -> SlowPeriod | None:
     """The last or first of few reports, if a wide gap parts them from the others, or growth."""
     third, at, early = len(ns) // 3, _gap(ns), _gap(ns[::-1], FEWEST_FEW)
-    is_early = _FEWEST_LATER * len(ns) < early < len(ns) and not at
+    is_early = len(ns) < 5 * early < 5 * len(ns) and not at  # a few fast ones are the exception
     is_early = is_early and np.diff(number)[-early] <= 2 * np.median(np.diff(number))
     is_early = is_early and ns[:-early].min() > FAR_LONGER * ns[-early:].max()
     is_gradual = not at and not is_early

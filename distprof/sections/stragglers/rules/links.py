@@ -198,7 +198,7 @@ def slow_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]:
         )
         return
     recur = log.num_slow >= MIN_RECURRING or log.slow_period
-    is_usual = 4 * log.num_slow > log.num_steady and not log.slow_period  # no exceptions
+    is_usual = MIN_RECURRING <= log.num_slow > log.num_steady / 6 and not log.slow_period
     if is_usual or share <= limits["excess_ratio" if recur else "few_ratio"]:
         return
     often = f", every {log.slow_period:,} iterations" if log.slow_period else ""
