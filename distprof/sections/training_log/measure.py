@@ -160,7 +160,7 @@ def _slow(number: Int64Array, ns: Int64Array, weight: Floats) -> dict[str, Any]:
     more = np.pad(ns - usual, 1)
     left = np.abs(more[1:] + more[:-1])  # of each two in a row
     is_even = np.minimum(left[:-1], left[1:]) < UNEVEN * more[1:-1]
-    is_slow = (ns > SLOW_RATIO * usual) & ~is_even
+    is_slow = (ns > SLOW_RATIO * np.maximum(usual, np.median(ns))) & ~is_even
     is_slow[: int(np.argmin(is_slow))] = False  # before the training is warm
     excess = float(np.average(np.where(is_slow, ns - usual, 0), weights=weight))
     period = _period(number, is_slow) or _period(number, is_slow & (ns > _FAR * usual))
@@ -214,8 +214,8 @@ def _slow_span(number: Int64Array, ns: Int64Array, span: Floats) -> SlowPeriod |
     rows = [(a, b) for a, b in bounds.reshape(-1, 2).tolist() if b - a >= FEWEST_BLOCKS]
     if not rows:
         return _among_few(number, ns, span) if len(ns) < MOST_BLOCKS else None
-    jumps = np.flatnonzero(blocks[1:] > SLOWER_RATIO * blocks[:-1])
-    if is_slow[-1] and len(jumps) > 1 and (blocks[1:] > blocks[:-1] / SLOWER_RATIO).all():
+    ups = np.flatnonzero(blocks[1:] > SLOWER_RATIO * blocks[:-1])
+    if is_slow[-1] and (np.diff(ups) > 1).any() and (blocks[1:] > blocks[:-1] / SLOWER_RATIO).all():
         return None  # several steps up and none down: a schedule of batches or sequence lengths
     low, high = max(rows, key=lambda row: float((blocks[row[0] : row[1]] - usual).sum()))
     inside = _exactly(ns, int(edges[low]), int(edges[high]))
