@@ -219,7 +219,6 @@ _GAP = 50  # Ratio to the usual time from which a time between dates is not that
 _NEAR = 7  # Neighbours on each side that say what is usual
 _FEW_LOST = 0.05  # Share of reports without a finite loss that is not told if it comes back
 _EVEN = 0.03  # Relative difference of a ratio that is a whole number
-_MOST_APART = 2  # Ratio of those ratios to each other from which they are chance
 _FEWEST, _APART, _LEAST_EXCESS = 3, 1.2, 0.05
 """Times of each rank, their least ratio to those of others, and share of an iteration."""
 
@@ -415,7 +414,7 @@ def _compared_with_the_clock(
     ends = [end for _, end, _ in ticks]
     longest = max((int(column.max()) for column in timers.values()), default=0)
     is_longer = bool(ratios) and longest > IMPOSSIBLE * max(ns for *_, ns in ticks)
-    if is_longer and max(ratios) > _MOST_APART * min(ratios):  # of single ones, perhaps
+    if is_longer and max(ratios) > 2 * min(ratios):  # of single ones, perhaps
         return timed, {}, unprinted
     for name, column in timers.items():  # parts of a whole that is printed as longer are so, too
         means = _means(column, ticks)
