@@ -1656,7 +1656,7 @@ def _joining(output: JobOutput) -> EndingResult | None:
         return None
     if is_done or len(begun) >= size:
         last = max((replace(e, line=max(e.line, e.again)) for e in events), key=lambda e: e.line)
-        if not size or not _is_at_end(last, output, STAGE_LINES) or _trains(last, output):
+        if not size or not _is_at_end(last, output, STAGE_LINES) or _went_on(last, output):
             return None
         did, library = "joined" if is_done else "began to join", _backend(output)
         text = words().says("all joined", size=size, did=did, library=library)
