@@ -413,11 +413,12 @@ def _is_since_start(found: list[Report]) -> bool:
         return False
     spans = [(b.number - a.number, (b.time or 0.0) - (a.time or 0.0)) for a, b in pairwise(late)]
     each = [time / steps for steps, time in spans if steps > 0] or [0.0]
-    is_even = max(each) < _STEADY * min(each) and times[-1] > _STEADY * times[0]
-    slope = (times[-1] - (late[0].time or 0.0)) / max(found[-1].number - late[0].number, 1)
     is_all = times == sorted(times)
-    is_all &= times[-1] / _STEADY < slope * found[-1].number < times[-1] * _STEADY
+    grows = times[-1] > _STEADY * times[0] or (is_all and len({*times}) > _MANY)  # an excerpt
+    is_even = max(each) < _STEADY * min(each) and grows
+    slope = (times[-1] - (late[0].time or 0.0)) / max(found[-1].number - late[0].number, 1)
     is_far = max(times) > 2 * max(min(times), 1e-9)
+    is_all &= times[-1] / _STEADY < slope * found[-1].number < times[-1] * _STEADY
     falls = [b.number < a.number for a, b in pairwise(found)]
     pairs = [*zip(pairwise(times), falls, strict=True)]
     rises = [b >= a or 2 * b < a for (a, b), fall in pairs if not fall]  # or it starts again

@@ -268,6 +268,8 @@ def _label(before: bytes) -> tuple[bytes, bool, bool, bool]:
     is_of_training = bool(_PATTERNS["of_training"].search(before.rstrip()))
     is_of_training &= not _PATTERNS["of_evaluation"].search(label)
     is_plain = is_of_training or label == b":" or not label.endswith(b":")
+    if not is_of_training and _PATTERNS["metric_of_evaluation"].search(label):
+        label = b"evaluation:"
     is_plain |= bool(_PATTERNS["metric"].search(label))
     is_of_epochs = bool(_PATTERNS["of_epochs"].search(label))
     return b"" if is_plain else label, is_plain, is_of_training, is_of_epochs
