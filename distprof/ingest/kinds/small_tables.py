@@ -127,8 +127,6 @@ READINESS_BOUND = Bound(
     names=20_000,
     depth=1_000,
 )
-
-
 _refuse_readiness = refusing(
     expected=f'columns of readiness per rank, {{"{TIME}": […], "0": […], "1": […]}}',
     fix="export the columns again, all with the same length",
