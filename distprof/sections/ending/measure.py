@@ -267,6 +267,10 @@ def _once_finished(found: EndingResult, output: JobOutput, mixed: str) -> Ending
     is_open = bool(mixed) or found.cause in ("", "ready", "set-up", "joining", "aside")
     lost = min((e.line for e in _of(output, "peer", "nccl", "network")), default=0)
     is_after = last is not None and "gone" not in last.fields and last.line < lost
+    crash = next((e.line for e in _of(output, "crash") if found.cause == "crash"), 0)
+    if last is not None and "gone" not in last.fields and 0 < crash - last.line <= _JUST_BEFORE:
+        told = found.verdict.replace(" crashed:", " crashed at its end, once the job had finished:")
+        return replace(found, verdict=told)
     is_open |= found.cause == "peer" and is_after
     if last is None or not is_open or not _is_at_end(last, output):
         return found
@@ -1484,14 +1488,13 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
     shown = _stood(output, events) or _set_up(output)
     if shown is not None and shown.state:  # what it waited for is known
         return shown
-    stacks = _stacks_of([event])
-    place = last_own(_frames(event))
-    known = [one.activity for one in stacks_of(replace(output, stacks=stacks)) if one.activity]
-    doing = words().activity[known[0]].place.rstrip(",") if known else ""
-    where = ", from ".join(filter(None, (doing, place)))
-    steps = tuple(words().activity[name].step for name in known[:1])
+    stood = next(iter(stacks_of(replace(output, stacks=_stacks_of([event])))), None)
+    name = stood.activity if stood else ""
+    name = "GPU" if stood and re.match(r"(?:synchronize|item) \(", stood.calls[0]) else name
+    doing, step = (words().activity[name].place, words().activity[name].step) if name else ("", "")
+    where = ", from ".join(filter(None, (doing.rstrip(","), last_own(_frames(event)))))
     text = f"The job was interrupted (Ctrl-C or SIGINT){where and f' in {where}'}."
-    steps = (*filter(None, steps), *advice_on("stopped", "SIGINT"))
+    steps = (*filter(None, [step]), *advice_on("stopped", "SIGINT"))
     return _made("interrupted", text, event, *steps, ranks=())
 
 
@@ -1544,9 +1547,8 @@ def _warned(warning: OutputEvent) -> str:
 def _stood(output: JobOutput, events: Iterable[OutputEvent]) -> EndingResult | None:
     """Where processes stood until someone ended them by hand, if their tracebacks show it."""
     output = replace(output, stacks=_stacks_of(events))
-    is_said = bool(_of(output, "complaint"))
     shown = diagnose_stacks(output)
-    if shown is None or not (is_said or (shown.state and len(output.stacks) > 1)):
+    if shown is None or not (_of(output, "complaint") or (shown.state and len(output.stacks) > 1)):
         return None
     if not (shown.state or any(one.activity for one in stacks_of(output))):
         return None
@@ -1560,7 +1562,7 @@ def _stacks_of(events: Iterable[OutputEvent]) -> tuple[OutputStack, ...]:
         OutputStack(file=e.file, line=e.line, rank=e.rank, calls=calls)
         for calls, same in found.items()
         for e in same
-        if calls and e.name == same[0].name
+        if calls and e.name == same[0].name and not calls[-1].startswith("_shutdown (threading")
     )
 
 
