@@ -503,8 +503,7 @@ def _host_memory(output: JobOutput) -> EndingResult | None:
     if not (events or killed):
         return None
     event = next((e for e in events if "host" in e.fields), (events or killed)[0])
-    ended = (e for e in _exits(output) if _signal(e) == "SIGKILL")
-    blamed = next(iter(killed), next(ended, event))
+    blamed = next(iter(killed), next((e for e in _exits(output) if _signal(e) == "SIGKILL"), event))
     rss = event.number("rss_kb")
     held = f" when it held {format_bytes(rss * 1024)}" if rss else ""
     how = "was killed because the host or its memory limit had no memory left"
@@ -1489,8 +1488,8 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
     if shown is not None and shown.state:  # what it waited for is known
         return shown
     stood = next(iter(stacks_of(replace(output, stacks=_stacks_of([event])))), None)
-    name = stood.activity if stood else ""
-    name = "GPU" if stood and re.match(r"(?:synchronize|item) \(", stood.calls[0]) else name
+    is_of_gpu = stood and re.match(r"(?:synchronize|item) \(", stood.calls[0])
+    name = "GPU" if is_of_gpu else stood.activity if stood else ""
     doing, step = (words().activity[name].place, words().activity[name].step) if name else ("", "")
     where = ", from ".join(filter(None, (doing.rstrip(","), last_own(_frames(event)))))
     text = f"The job was interrupted (Ctrl-C or SIGINT){where and f' in {where}'}."
