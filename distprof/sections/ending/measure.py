@@ -269,8 +269,7 @@ def _once_finished(found: EndingResult, output: JobOutput, mixed: str) -> Ending
     is_after = last is not None and "gone" not in last.fields and last.line < lost
     crash = next((e.line for e in _of(output, "crash") if found.cause == "crash"), 0)
     if last is not None and "gone" not in last.fields and 0 < crash - last.line <= _JUST_BEFORE:
-        told = found.verdict.replace(" crashed:", " crashed at its end, once the job had finished:")
-        return replace(found, verdict=told)
+        return replace(found, verdict=found.verdict.replace(" crashed:", words().said["at end"]))
     is_open |= found.cause == "peer" and is_after
     if last is None or not is_open or not _is_at_end(last, output):
         return found
