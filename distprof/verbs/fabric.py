@@ -327,10 +327,8 @@ def _name(curve: FabricCurve) -> str:
 
 def _where(curve: FabricCurve) -> str:
     ranks = counted(curve.group_size, "rank") if curve.group_size else "unknown ranks"
-    if curve.num_nodes is None:
-        return ranks
-    several = f"across {curve.num_nodes} nodes"
-    return f"{ranks} {several if curve.num_nodes != 1 else 'in one node'}"
+    known = {None: "", 1: " in one node"}
+    return ranks + known.get(curve.num_nodes, f" across {curve.num_nodes} nodes")
 
 
 _FIT = (
