@@ -297,8 +297,7 @@ def _point_table(curve: FabricCurve) -> TableView | None:
 
 def _off(curve: FabricCurve, p: FabricPoint) -> str:
     """Deviation from the fit, for example ``+7 %``; negative if the time is shorter."""
-    fit = curve.fit
-    if fit is None:
+    if (fit := curve.fit) is None:
         return "–"
     start = fit.num_steps * fit.alpha_ns
     ratio = p.time_ns / (start * (1 + p.bytes / max(fit.crossover_bytes, 1))) - 1
