@@ -107,7 +107,8 @@ def _with_start(source: str, text: str, table: OperatorTable) -> OperatorTable:
     for header, layout in _layouts() if has_copies else ():
         if "calls of CUDA's API" in layout.program and (found := header.search(text)):
             calls = _listed(source, text, found, layout)
-            if 0 < (table.self_device_ns or 0) < (calls.self_cpu_ns or 0) // 50:
+            waits = (one.cpu_ns for one in calls.operators if _PATTERNS["waits"].search(one.name))
+            if sum(waits, table.self_device_ns or 0) < (calls.self_cpu_ns or 0) // 50:
                 both = (*table.operators, *calls.operators)
                 return msgspec.structs.replace(table, operators=both, self_cpu_ns=calls.self_cpu_ns)
     return table
