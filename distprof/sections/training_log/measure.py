@@ -278,7 +278,7 @@ def _among_few(number: Int64Array, ns: Int64Array, span: Floats) -> SlowPeriod |
     is_early = len(ns) < 5 * early < 5 * len(ns) and not at  # a few fast ones are the exception
     is_early = is_early and np.diff(number)[-early] <= 2 * np.median(np.diff(number))
     is_early = is_early and ns[:-early].min() > FAR_LONGER * ns[-early:].max()
-    still = ns[at:]  # after a step, it may go on to grow
+    still = ns[at:]  # after a step, it may grow
     if len(still) >= 2 * FEWEST_GROWING and _kendall(still) >= MIN_KENDALL:
         at *= bool(np.median(still[-third:]) < GROWN_RATIO * np.median(still[:third]))
     is_gradual = not at and not is_early
