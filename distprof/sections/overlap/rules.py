@@ -188,45 +188,7 @@ def exposed_communication(
     gradients: GradientsResult,
     limits: Limits,
 ) -> Iterator[Draft]:
-    """Exposed communication takes more than a fifth of the step.
-
-    ## Why it costs time
-    While only communication runs, the GPU's arithmetic units are idle. The share grows with the
-    number of ranks: a fifth of the step on 16 GPUs is often half of it on 256.
-
-    ## Evidence needed
-    GPU activities of at least one rank. Waiting that the start of the profiler may have caused
-    (`capture.start_wait_ns`) is left out. With matched collectives, the finding separates transfer
-    from waiting for late ranks. If most collectives lack a member in the recording, the missing
-    member may have arrived last, and apparent transfer may be waiting for it. The finding is marked
-    *inferred* if that part is the largest.
-
-    ## How the cost is computed
-    Mean exposed communication over ranks and steps: the union of communication intervals minus the
-    union of computation intervals. This is the total, and other findings name its parts: waiting
-    (`persistent-straggler`, `transient-straggler`, `rotating-straggler`,
-    `arrival-skew-bound-collectives`), transfer that could overlap (`low-overlap`), and
-    network-bound transfer (`transfer-bound-collectives`, `tiny-collectives`). Never add its cost to
-    theirs. If one finding explains at least 80 % of it (small collectives, sharding across nodes,
-    gradients reduced too often or too late, sequences of different lengths), this finding is
-    omitted.
-
-    ## How to fix
-    Look at the split. Mostly waiting: find the late rank before you tune the network. Mostly
-    transfer: overlap it, send less (gradients in bf16, larger micro-batches or gradient
-    accumulation with `no_sync`, HSDP instead of sharding across nodes), or move the axis with the
-    most traffic inside the node. Mostly waiting in send and recv: use more micro-batches or an
-    interleaved pipeline schedule; in ring attention, cut causal sequences so that ranks have equal
-    work.
-
-    ## When it is wrong
-    A tiny test run has little to compute, so its share says nothing about the real run. A recording
-    of one step may include the start-up of the communicator.
-
-    ## Sources
-    Formula sheet, "Measured from traces" (exposed communication) and "Anti-patterns" (communication
-    above 20 % of the step).
-    """
+    """Exposed communication takes more than a fifth of the step."""
     step = times.mean_step()
     transfer = _TRANSFER if has_all_members(capture) else _DOUBTFUL
     parts = _parts(step, transfer, capture.start_wait_ns)
@@ -314,35 +276,7 @@ def _parts(step: MeanStep, transfer: str, start_wait_ns: int) -> list[tuple[int,
 def communication_on_computation_stream(
     sharding: ShardingResult, overlap: OverlapResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:
-    """Data-parallel collectives (gradients, sharded parameters) run on the GPU's compute stream.
-
-    ## Why it costs time
-    Operations on one stream run one after another. A collective on the compute stream cannot
-    overlap with computation, whatever the program intends, so it adds its full length to the step.
-
-    ## Evidence needed
-    GPU activities with their streams, and groups whose axis is data parallel (`dp`, `dp_replicate`,
-    `dp_shard`) or that gather parameters unit by unit.
-
-    ## How the cost is computed
-    The smaller of two means per rank and step: exposed transfer of these collectives, and
-    computation that runs without concurrent communication. This is an upper bound. If waiting for
-    late members is unknown, all exposed time counts as transfer.
-
-    ## How to fix
-    Launch them asynchronously (`async_op=True`, and wait before the result is used): synchronous
-    collectives run on the current stream since PyTorch 2.8. Or let the wrapper do it: DDP,
-    `fully_shard`, and Megatron's `--overlap-grad-reduce` and `--overlap-param-gather` use separate
-    streams. In custom code, use `with torch.cuda.stream(side):` and events in both directions.
-
-    ## When it is wrong
-    There may be nothing left to compute at that point, as for the norm of all gradients. Such
-    collectives are small.
-
-    ## Sources
-    Formula sheet, "Measured from traces" (overlap). PyTorch documentation of `torch.distributed`
-    (synchronous and asynchronous collectives).
-    """
+    """Data-parallel collectives (gradients, sharded parameters) run on the GPU's compute stream."""
     if not sharding.shared_streams:
         return
     step = times.mean_step()

@@ -26,28 +26,6 @@ _MAX_NAME = 50
 def communication_by_operator_table(table: OperatorTableResult, limits: Limits) -> Iterator[Draft]:
     """A table of operators (`prof.key_averages().table()`) in which collectives take a large part
     of the GPU's time.
-
-    ## Why it costs time
-    Their kernels wait for late ranks and move data. What does not overlap with computation makes
-    the step longer.
-
-    ## Evidence needed
-    The printed table of one rank, with its rows of kernels or of `c10d` and `nccl` operators. It
-    has no time line, so overlap, waiting and ranks stay unknown.
-
-    ## How the cost is computed
-    Not computed. The message gives the sum of the kernels' durations over the whole table.
-
-    ## How to fix
-    Record a trace of all ranks over the same steps: it shows which part is exposed, which is
-    waiting, and for whom. Parameters that are gathered for each layer (FSDP) should be prefetched,
-    and gathered less often: keep them between forward and backward if memory suffices.
-
-    ## When it is wrong
-    Kernels that overlap with computation cost nothing, and take longer because they share the GPU.
-
-    ## Sources
-    PyTorch documentation, torch.profiler (`key_averages`).
     """
     parts = [part for part in table.parts if part.kind in COLLECTIVES]
     share = sum(part.ratio for part in parts)
