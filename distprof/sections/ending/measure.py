@@ -272,7 +272,7 @@ def _once_finished(found: EndingResult, output: JobOutput, mixed: str) -> Ending
     if last is None or not is_open or not _is_at_end(last, output):
         return found
     unread = (e for e in _without_asides(output) if e.yields == "mixed")
-    is_caught = "caught" in last.fields  # what failed before, the program went on from
+    is_caught = "caught" in last.fields  # the program continued after what failed before
     if not is_caught and any(e.file == last.file and e.line < last.line for e in unread):
         return found
     verdict = words().said["closed NCCL" if "gone" in last.fields else "finished"]
