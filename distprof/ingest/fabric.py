@@ -183,7 +183,7 @@ def _other_schema(source: str, found: str) -> SchemaError:
 
 def _nccl_tests(lines: Sequence[str], source: str) -> FabricFile:
     every = [*_tables(lines)]
-    tables = [table for table in every if table.rows]
+    tables = _joined([table for table in every if table.rows])
     sockets = next(filter(None, map(_SAYS["sockets"].search, lines)), None)
     why = sockets and (f"{sockets[1]} is set" if sockets[1] else "libibverbs could not be opened")
     is_fast = any(map(_SAYS["other_network"].search, lines))
@@ -223,6 +223,21 @@ def _nccl_tests(lines: Sequence[str], source: str) -> FabricFile:
         curves=tuple(curves),
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _joined(tables: list[_Table]) -> list[_Table]:
+    """The tables, but tests of one size each as the tests of many sizes that they are parts of."""
+    if any(len(table.rows) > 1 for table in tables):
+        return tables
+    found: list[_Table] = []
+    for table in tables:
+        last = found[-1] if found else _Table()
+        is_next = (last.test, last.label, last.hosts) == (table.test, table.label, table.hosts)
+        if is_next and last.rows and last.rows[-1].num_bytes < table.rows[0].num_bytes:
+            last.rows += table.rows
+        else:
+            found.append(table)
+    return found
 
 
 def _perftest(lines: Sequence[str], source: str) -> FabricFile | None:

@@ -297,8 +297,7 @@ def _point_table(curve: FabricCurve) -> TableView | None:
 
 def _off(curve: FabricCurve, p: FabricPoint) -> str:
     """Deviation from the fit, for example ``+7 %``; negative if the time is shorter."""
-    fit = curve.fit
-    if fit is None:
+    if (fit := curve.fit) is None:
         return "–"
     start = fit.num_steps * fit.alpha_ns
     ratio = p.time_ns / (start * (1 + p.bytes / max(fit.crossover_bytes, 1))) - 1
@@ -327,10 +326,8 @@ def _name(curve: FabricCurve) -> str:
 
 def _where(curve: FabricCurve) -> str:
     ranks = counted(curve.group_size, "rank") if curve.group_size else "unknown ranks"
-    if curve.num_nodes is None:
-        return ranks
-    several = f"across {curve.num_nodes} nodes"
-    return f"{ranks} {several if curve.num_nodes != 1 else 'in one node'}"
+    known = {None: "", 1: " in one node"}
+    return ranks + known.get(curve.num_nodes, f" across {curve.num_nodes} nodes")
 
 
 _FIT = (

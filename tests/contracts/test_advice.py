@@ -130,5 +130,7 @@ def test_the_advice_of_a_rule_that_gives_none_is_a_whole_text():
 
 
 def test_parts_are_filled_in_with_their_format():
-    assert " every 1,500 iterations " in advice("slow-iterations", "periodic", period=1500)
+    assert " every 1,500 iterations " in advice(
+        "slow-iterations", "periodic", period=1500, unit="iteration"
+    )
     assert advice("low-mfu") == TABLE["low-mfu"]

@@ -112,7 +112,7 @@ def read_nccl_log(source: str) -> NcclLog:
     """Read a log, or all logs in a folder."""
     paths = paths_of_logs(source, MAX_FILES)
     if paths == [source]:
-        log = _read_nccl({source: None})
+        log = _tested(_read_nccl({source: None}), beginning(source, _NCCL_BYTES))
     else:
         paths = [*filter(_is_nccl_log, paths)]
         log = _read_nccl(dict(zip(paths, ranks_in_names(paths), strict=True)))
@@ -135,6 +135,16 @@ def read_nccl_log(source: str) -> NcclLog:
             fix=f"name the logs of one job: distprof analyze {log.files[0]}",
         )
     return log
+
+
+def _tested(log: NcclLog, start: bytes) -> NcclLog:
+    """The log with what nccl-tests measured, and the hosts that it lists."""
+    if not any(sign in start for sign in _TEST_SIGNS):
+        return log
+    from distprof.ingest.fabric import best_of_test
+
+    tested, hosts = best_of_test(start.decode("utf-8", "replace"))
+    return replace(log, tested=tested, test_hosts=hosts)
 
 
 def read_rank_logs(paths: Mapping[int, str]) -> NcclLog | None:
@@ -190,12 +200,6 @@ def _with_other_lines(run: Run) -> Run:
     Logs of several jobs are not searched: iterations of one job would be attributed to all.
     """
     log = run.get(NcclLog)
-    start = beginning(run.source, _NCCL_BYTES) if log is not None and len(log.files) == 1 else b""
-    if log is not None and any(sign in start for sign in _TEST_SIGNS):
-        from distprof.ingest.fabric import best_of_test
-
-        tested, hosts = best_of_test(start.decode("utf-8", "replace"))
-        run = run.having(replace(log, tested=tested, test_hosts=hosts))
     if log is not None and not (log.edges or log.networks or log.card_path or log.peer_path):
         run = _with_machines(run)
     files = log.files[:_MAX_FILES_CHECKED] if log is not None and log.num_jobs < 2 else ()
@@ -338,10 +342,9 @@ def _content(path: str) -> str:
 
     if path.lower().endswith(_JSON) and JOURNAL.encode() not in start.split(b"\n", 1)[0]:
         return "samples" if is_amd_json(start[:_SNIFFED_JSON].decode("utf-8", "replace")) else ""
-    if kind := content_of(start):
-        return kind
-    # Tables in the middle of text, unless a program printed them between its iterations.
-    return "samples" if holds_tables(start) and not TRAINING_LOG.fits(path) else ""
+    # Tables in the middle of text count, unless a program printed them between its iterations.
+    is_table = not (kind := content_of(start)) and holds_tables(start)
+    return "samples" if is_table and not TRAINING_LOG.fits(path) else kind
 
 
 def _join_devices(run: Run, log: DeviceLog) -> Run:

@@ -107,7 +107,8 @@ def _with_start(source: str, text: str, table: OperatorTable) -> OperatorTable:
     for header, layout in _layouts() if has_copies else ():
         if "calls of CUDA's API" in layout.program and (found := header.search(text)):
             calls = _listed(source, text, found, layout)
-            if 0 < (table.self_device_ns or 0) < (calls.self_cpu_ns or 0) // 50:
+            waits = (one.cpu_ns for one in calls.operators if _PATTERNS["waits"].search(one.name))
+            if sum(waits, table.self_device_ns or 0) < (calls.self_cpu_ns or 0) // 50:
                 both = (*table.operators, *calls.operators)
                 return msgspec.structs.replace(table, operators=both, self_cpu_ns=calls.self_cpu_ns)
     return table
@@ -126,7 +127,8 @@ def _whole_lines(lines: Sequence[str]) -> Iterator[str]:
     is_ruler = [_PATTERNS["ruler"].fullmatch(line) is not None for line in (*lines, "", "")]
     at, left, num, width = 0, 0, 1, 0
     while at < len(lines):
-        if not left and is_ruler[at] and is_ruler[at + 1]:
+        is_cut = is_ruler[at] and is_ruler[at + 1] and len(lines[at]) >= len(lines[at + 1])
+        if not left and is_cut:
             num = is_ruler.index(False, at) - at
             left, width = 3, max(map(len, lines[at : at + num]))
         pieces = lines[at : at + num] if left else lines[at : at + 1]

@@ -45,7 +45,7 @@ from distprof.run.evidence import (
 from distprof.units import seconds_in
 
 COUNTS_BOUND = Bound(reads="tokens per expert", num_bytes=64_000_000, rows=8_000_000, depth=1_000)
-_COUNTS_BYTES = 1 << 13
+_HEAD_BYTES = 1 << 16
 _BEGINS_WITH_COUNTS = re.compile(rb"\s*\[\s*\[\s*\d")
 _HAS_COUNTS = re.compile(rb'"(?:domains"\s*:\s*\{[^{}\[\]]*\[\s*\[|layers"\s*:\s*\[\s*\[)\s*\d')
 _NOT_COUNTS = (b'"traceEvents"', b'"schemaVersion"', b'"schema":"distprof.')
@@ -58,7 +58,7 @@ _refuse_counts = refusing(
 
 def fits_expert_counts(source: str) -> bool:
     """Whether a file begins like counts of tokens per expert."""
-    start = beginning(source, _COUNTS_BYTES, endings=(".json",))
+    start = beginning(source, _HEAD_BYTES, endings=(".json",))
     is_other = any(word in start for word in _NOT_COUNTS)
     return not is_other and bool(_BEGINS_WITH_COUNTS.match(start) or _HAS_COUNTS.search(start))
 
@@ -127,9 +127,6 @@ READINESS_BOUND = Bound(
     names=20_000,
     depth=1_000,
 )
-_READINESS_BYTES = 1 << 16
-
-
 _refuse_readiness = refusing(
     expected=f'columns of readiness per rank, {{"{TIME}": […], "0": […], "1": […]}}',
     fix="export the columns again, all with the same length",
@@ -138,7 +135,7 @@ _refuse_readiness = refusing(
 
 def fits_input_readiness(source: str) -> bool:
     """Whether a file begins like such columns; never raises for other files."""
-    start = beginning(source, _READINESS_BYTES, endings=(".json", ".json.gz"))
+    start = beginning(source, _HEAD_BYTES, endings=(".json", ".json.gz"))
     return start.lstrip().startswith(b"{") and f'"{TIME}"'.encode() in start[:4_096]
 
 
@@ -187,10 +184,8 @@ _NO_GROUPS = (
     "The table names no process groups: distprof compares ranks as if every collective ran across "
     "all of them."
 )
-_FOLDED = "others"  # kernels that HTA combined
 SUMMARY_BOUND = Bound(reads="a table of collectives per rank", num_bytes=128_000_000, rows=500_000)
 MAX_MICROSECONDS = 1e12
-_SUMMARY_BYTES = 1 << 14
 _LARGEST = 1 << 53
 _LOGGER = b"Comm. Op            Message Size"
 _HEADS = re.compile(r"Message Size|Count|\w[\w ]{0,40}\(\w+\)")
@@ -205,9 +200,9 @@ _refuse_summary = refusing(
 
 def fits_collective_summary(source: str) -> bool:
     """Whether a file begins like such a table; never raises for other files."""
-    if _LOGGER in beginning(source, _SUMMARY_BYTES):
+    if _LOGGER in beginning(source, _HEAD_BYTES):
         return True
-    start = beginning(source, _SUMMARY_BYTES, endings=(".csv", ".csv.gz"))
+    start = beginning(source, _HEAD_BYTES, endings=(".csv", ".csv.gz"))
     header = start.lstrip(b"\xef\xbb\xbf").split(b"\n", 1)[0].decode("utf-8", "replace")
     cells = {cell.strip().strip('"') for cell in header.split(",")}
     return set(COLUMNS) <= cells or (cells >= _HTA_COLUMNS and bool(cells & _UNITS.keys()))
@@ -257,7 +252,7 @@ def _entries(source: str) -> Iterator[Mapping[str, str]]:
         for entry in csv.DictReader(text.splitlines(keepends=True), restval=""):
             if not entry.keys() >= _HTA_COLUMNS:
                 yield entry
-            elif entry["kernel_type"] == "COMMUNICATION" and entry["name"] != _FOLDED:
+            elif entry["kernel_type"] == "COMMUNICATION" and entry["name"] != "others":
                 yield _of_hta(entry)
     except csv.Error as error:
         _refuse_summary(source, f"{error}")
@@ -349,12 +344,11 @@ COLLECTIVE_SUMMARY = Source(
 # Throughput by the number of GPUs ----------------------------------------------------------------
 
 SCALING_BOUND = Bound(reads="throughput by GPUs", num_bytes=1 << 16)
-_MOST_GPUS = 1 << 20
-_ANY = range(_MOST_GPUS)  # there may be no workers that load data
+_ANY = range(1 << 20)  # Numbers of GPUs; there may be no workers that load data
 _SHORT = 4_000
 """Characters of a text in which two numbers of GPUs make a comparison; a longer one needs three."""
 _WORDS = "zero one two|zwei|deux|dos|dois|duas|две|двух three|drei|trois|tres|три|трёх"
-_WORDS += " four|vier|quatre|cuatro|quatro|четырёх five six seven eight|acht|huit|oito"
+_WORDS += " four|vier|quatre|cuatro|quatro|четырёх five six seven eight|acht|huit|ocho|oito|восьми"
 _NUMBERS = {one: n for n, word in enumerate(_WORDS.split()) for one in word.split("|")}
 _NUMBERS |= {"both": 2} | dict(zip("双两二三四八", (2, 2, 2, 3, 4, 8), strict=True))  # others: one
 _TIMES = {"half": 0.5, "twice": 2, "double": 2, "two": 2, "three": 3, "triple": 3, "four": 4}
@@ -379,7 +373,6 @@ _MARKS = " \t*#>`:|-–—~≈=()[]\"'“”"
 _LABEL, _MOST_ROWS, _MOST_CELLS = 60, 200, 40  # Characters of a name; rows and columns of a table
 _PATTERNS = patterns_beside(__package__, "scaling.toml", WORD=_WORDS.replace(" ", "|"))
 _BETWEEN = ("bars", "tabs", "spaces", "commas")  # between cells, the first that a row has
-_NODES = ("node", "machine", "server", "台", "机", "节点")
 _refuse_scaling = refusing("throughput of several numbers of GPUs", "name a file with such a table")
 
 
@@ -452,7 +445,7 @@ def _counts(line: str) -> list[tuple[int, str, int]]:
 
 
 def _of(name: str) -> str:
-    return "nodes" if name.lower() in _NODES or "xlarge" in name else "GPUs"
+    return "nodes" if _PATTERNS["nodes"].match(name) else "GPUs"
 
 
 def _number_in(name: str) -> int | None:
@@ -704,10 +697,13 @@ def _scaling(text: str) -> ScalingTable | None:
     is_of_ways = not (pairs or any(row.of == "columns" for row in rows))
     if is_of_ways and (ways := _sides(rows, "ways") or _sides(_table_rows(listed), "ways")):
         return ways
+    bare = (re.sub("(?i)worker", "", line) for line in lines)
+    of_others = any(_counts(one) or _PATTERNS["column_of_counts"].search(one) for one in bare)
     if len(pairs) < 2:
         if len(of_ranks := _rank_rates(lines)) >= _FEWEST_RANKS:
             return _by_name(of_ranks, "ranks")
-        lines = [*filter(str.strip, lines)]
+        of_load = "(?i)(?<=num_)worker" if of_others else "(?!)"
+        lines = [re.sub(of_load, "_" * 6, line) for line in lines if line.strip()]
         read = [(line, _counts(line), [*_values(line)]) for line in lines]
         fewest = 2 if len(text) <= _SHORT else 3
         by_time = sorted(("iterations", "time"), reverse="epoch" in text.lower()) * (fewest == 2)
@@ -723,7 +719,6 @@ def _scaling(text: str) -> ScalingTable | None:
             is_of_each &= not any(map(_PATTERNS["gain"].search, lines))
             kind, of = "iterations" if is_of_each else "time", next(iter(related))[0]
             pairs = {count: rate for (_, count), rate in related.items()}
-    of_others = any(_counts(re.sub("(?i)worker", "", line)) for line in lines)
     if len(pairs) > 1 and _PATTERNS["of_loader"].search(text) and not of_others:
         return _by_name({f"num_workers={n}": rate for n, rate in pairs.items()}, "ways")
     if len(pairs) < 2 or 0 in pairs or [*pairs] not in (sorted(pairs), sorted(pairs, reverse=True)):
@@ -942,8 +937,8 @@ def _ways(said: Sequence[_Said]) -> ScalingTable | None:
     columns = zip(*(one.places for one in told), strict=True)
     places = next((column for column in columns if all(column)), ())
     placed = _alike(zip(places, (one.per_s for one in told), strict=False))
-    if said[0].kind == "iterations" and any(map(_counts, placed)):
-        placed = {}  # the batch may grow with the number of GPUs
+    is_open = said[0].kind == "iterations" and any(map(_counts, placed))  # their batch may grow
+    placed = {} if is_open or any(map(_PATTERNS["moment"].search, placed)) else placed
     counts = Counter(one.title for one in said if one.title).values()
     are_lists = max(counts, default=0) > _MOST_TOLD and len({*counts}) > 1  # of other things
     are_lists |= len({_PATTERNS["duration"].match(one.typed) is None for one in said}) > 1
@@ -992,9 +987,8 @@ def _extremes(found: Iterable[_Said], *, is_changed: bool) -> ScalingTable | Non
         falls &= any(_PATTERNS["over_time"].search(one.line) for one in alike)
         if falls and early(fast.before):
             return _by_name({one.typed: one.per_s for one in alike}, "moments")
-        told = (f"{one.told[-_LONG:]}{one.typed}{one.behind[:_LONG]}" for one in (fast, slow))
-        whole = [one.line for one in (fast, slow) if len(one.line) < 2 * _LONG]
-        said = "; ".join(dict.fromkeys(one.strip(" #>.") for one in whole or told))
+        told = (o.line[max(len(o.told) - _LONG, 0) :][: 2 * _LONG] for o in (fast, slow))
+        said = "; ".join(dict.fromkeys(one.strip(" #>.") for one in told))
         are_times = all(_PATTERNS["duration"].search(one.typed) for one in alike)
         both = {one.typed: one.per_s for one in (slow, fast)}
         return _by_name(both, "times" if are_times else "rates", f"The text says: {said}.")
@@ -1006,13 +1000,13 @@ def fits_scaling(source: str) -> bool:
 
     Logs of several jobs count, each below a heading with its number of GPUs.
     """
-    text = _text(source)
-    headings = (line for line in text.splitlines() if _PATTERNS["heading"].fullmatch(line))
+    table = _scaling(text := _text(source))
+    if not table or (table.names and fits_operator_table(source)):
+        return False
+    headings = filter(_PATTERNS["heading"].fullmatch, text.splitlines())
     counts = {count[:2] for heading in headings for count in _counts(heading)}
-    table = _scaling(text)
-    least = 1 if table and table.names else _FEWEST_REPORTS
-    is_told = table and not (table.names and fits_operator_table(source))
-    return bool(is_told) and (len(counts) > 1 or not fits_training_log(source, least=least))
+    least = 1 if table.names else _FEWEST_REPORTS
+    return len(counts) > 1 or not fits_training_log(source, least=least)
 
 
 def _text(source: str) -> str:
@@ -1040,9 +1034,15 @@ SCALING = Source(
 )
 
 
+def _told(text: str) -> ScalingTable | None:
+    """Numbers of GPUs, if sentences say the same without a log; else what a text compares."""
+    table = _scaling("\n".join(filter(_PATTERNS["prose"].search, text.splitlines())))
+    return table if table and not table.names and table == _scaling(text) else _compared(text)
+
+
 def fits_compared(source: str) -> bool:
     """Whether a small text of no other kind compares speeds, or sentences next to a log do."""
-    table = _compared(_text(source))
+    table = _told(_text(source))
     others = (one for one in known_sources() if one not in (COMPARED, TRAINING_LOG, NCCL_SETTINGS))
     if not (table and min(table.rates)) or any(one.fits(source) for one in others):
         return False
@@ -1058,7 +1058,7 @@ COMPARED = Source(
     origin="speeds that a text compares",
     name="speeds that a text compares",
     fits=fits_compared,
-    read=lambda source: read_scaling(source, _compared),
+    read=lambda source: read_scaling(source, _told),
     is_in_others=True,
 )
 

@@ -217,9 +217,7 @@ _TINY = 0.05  # Share of the peak below which batches or waits matter more than 
 _FEWEST_TICKS, _FEWEST_TIMED = 2, 3  # Ticks of the clock between two lines, and pairs of them
 _GAP = 50  # Ratio to the usual time from which a time between dates is not that of iterations
 _NEAR = 7  # Neighbours on each side that say what is usual
-_FEW_LOST = 0.05  # Share of reports without a finite loss that is not told if it comes back
 _EVEN = 0.03  # Relative difference of a ratio that is a whole number
-_MOST_APART = 2  # Ratio of those ratios to each other from which they are chance
 _FEWEST, _APART, _LEAST_EXCESS = 3, 1.2, 0.05
 """Times of each rank, their least ratio to those of others, and share of an iteration."""
 
@@ -263,7 +261,7 @@ def to_log(
     if chosen.mfu:
         notes += use_notes(median(chosen.mfu[len(chosen.mfu) // 2 :]), "an MFU of {}")
     lost = chosen.num_not_finite
-    if lost and (chosen.rows[-1].loss is None or lost > _FEW_LOST * len(chosen.rows)):
+    if lost and (chosen.rows[-1].loss is None or 20 * lost > len(chosen.rows)):  # it stays so
         notes.append(NOTES["not_finite"].format(lost, len(chosen.rows)))
     rows, kept = _of_one_rank(chosen.rows, chosen.timers, notes)
     timers = {name: _timer(values, kept, len(rows)) for name, values in chosen.timers.items()}
@@ -415,7 +413,7 @@ def _compared_with_the_clock(
     ends = [end for _, end, _ in ticks]
     longest = max((int(column.max()) for column in timers.values()), default=0)
     is_longer = bool(ratios) and longest > IMPOSSIBLE * max(ns for *_, ns in ticks)
-    if is_longer and max(ratios) > _MOST_APART * min(ratios):  # of single ones, perhaps
+    if is_longer and max(ratios) > 2 * min(ratios):  # of single ones, perhaps
         return timed, {}, unprinted
     for name, column in timers.items():  # parts of a whole that is printed as longer are so, too
         means = _means(column, ticks)

@@ -17,7 +17,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
-from itertools import islice, pairwise
+from itertools import accumulate, islice, pairwise
 from statistics import median
 from typing import Any
 
@@ -358,13 +358,16 @@ def of_the_usual_kind(found: list[Report], fewest: int = FEWEST) -> list[Report]
     mine = [one for one in found if one.row.rank == ranks[0][0]]
     if len({one.number for one in mine}) < fewest:
         return []
-    if any(one.time is not None or one.rate is not None for one in mine):
-        mine = [one for one in mine if one.time is not None or one.rate is not None]
+    mine = [one for one in mine if one.time is not None or one.rate is not None] or mine
     mine = mine[:1] + [one for before, one in pairwise(mine) if one.number != before.number]
     pairs = [*pairwise(mine)]
     rises = sum(b.number > a.number for a, b in pairs)
     starts = sum(b.number == mine[0].number for _, b in pairs)
-    return mine if rises + min(starts, rises / 2) >= 0.8 * len(pairs) else []
+    if rises + min(starts, rises / 2) >= 0.8 * len(pairs):
+        return mine
+    tops = accumulate((one.number for one in mine), max)  # evaluations are between
+    later = mine[:1] + [one for top, one in zip(tops, mine[1:], strict=False) if one.number > top]
+    return later if len(later) > 0.6 * len(mine) else []
 
 
 def per_number(found: list[Report]) -> list[float | None]:
@@ -410,11 +413,12 @@ def _is_since_start(found: list[Report]) -> bool:
         return False
     spans = [(b.number - a.number, (b.time or 0.0) - (a.time or 0.0)) for a, b in pairwise(late)]
     each = [time / steps for steps, time in spans if steps > 0] or [0.0]
-    is_even = max(each) < _STEADY * min(each) and times[-1] > _STEADY * times[0]
-    slope = (times[-1] - (late[0].time or 0.0)) / max(found[-1].number - late[0].number, 1)
     is_all = times == sorted(times)
-    is_all &= times[-1] / _STEADY < slope * found[-1].number < times[-1] * _STEADY
+    grows = times[-1] > _STEADY * times[0] or (is_all and len({*times}) > _MANY)  # an excerpt
+    is_even = max(each) < _STEADY * min(each) and grows
+    slope = (times[-1] - (late[0].time or 0.0)) / max(found[-1].number - late[0].number, 1)
     is_far = max(times) > 2 * max(min(times), 1e-9)
+    is_all &= times[-1] / _STEADY < slope * found[-1].number < times[-1] * _STEADY
     falls = [b.number < a.number for a, b in pairwise(found)]
     pairs = [*zip(pairwise(times), falls, strict=True)]
     rises = [b >= a or 2 * b < a for (a, b), fall in pairs if not fall]  # or it starts again

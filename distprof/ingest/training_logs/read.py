@@ -155,8 +155,7 @@ def _read(source: str, *, keeps_labels: bool) -> TrainingLog:
         return _refuse(source, blocks.damage or f"{blocks.num_lines:,} lines without an iteration")
     if blocks.damage:
         chosen.notes.append(f"{source} was read only up to the damage: {blocks.damage}.")
-    log = _with_words(to_log(chosen, found, (source,), blocks.num_lines), first)
-    return _slowest_start(log)
+    return _slowest_start(_with_words(to_log(chosen, found, (source,), blocks.num_lines), first))
 
 
 def _with_words(log: TrainingLog, start: bytes) -> TrainingLog:

@@ -51,7 +51,6 @@ _FEWEST_RISING_SECONDS, _RISEN = 5, 1.3  # Of a span, and ratio of each to the o
 _SEEN_LATE = 2  # If this count is the first one shown twice, the one before was seen at its end.
 _SLOW_START = 2  # Ratio of the first steps to later ones from which they are a warm-up.
 
-_FASTEST = 10_000  # Steps in a second, which only a program that reads something does
 _LEAST_HELD, _MOST_HELD = 0.1, 1.1  # Share of a step in the bars that it holds.
 _FAR_LONGER = 10
 """Of bars without labels of a training, one with a name is meant if it ran this much longer."""
@@ -160,7 +159,7 @@ class BarGrammar(Grammar):
         """Keep the bar that ran longest; of an epoch, the bar of its iterations that did."""
         named, bars = self._bars or ({}, {})
         for key, bar in [(key, bar) for key, bar in bars.items() if key[1] == MAX_COUNT]:
-            is_fast = bar.last_step > _FASTEST * bar.last_second
+            is_fast = bar.last_step > 10_000 * bar.last_second  # and only reads something
             if not bar.is_of_training and (is_fast or _seconds(bar) < _MIN_SECONDS):
                 del bars[key]  # that scans files
         if bars:
@@ -179,13 +178,12 @@ class BarGrammar(Grammar):
                 longest = named[other]
                 self.name = f"the progress bar “{plain(label[:-1].decode('utf-8', 'replace'))}”"
             longest, phases = self._with_rollouts(longest, [*named.values(), *bars.values()])
-            # Few spans of a bar first seen late tell no slow start; its slowest epochs, no mean.
+            passed, span = _seconds(longest), longest.last_step - longest.first_step
+            # Few spans of a bar that is first seen late do not tell a slow start.
             fewest = _FEWEST_SPANS if longest.first_step >= _MIN_STEPS else 2
-            steps = longest.last_step - longest.first_step
-            is_part = 2 * sum(row.span or 0 for row in longest.rows) < steps
-            are_enough = len(longest.rows) >= fewest and not is_part
+            spans = longest.rows if 2 * sum(row.span or 0 for row in longest.rows) > span else []
             ends = _ends(longest)
-            self.rows = ends or (are_enough and longest.rows) or _whole(longest)
+            self.rows = ends or (len(spans) >= fewest and spans) or _whole(longest)
             self.rows = self.rows or _printed(longest) or _whole(longest, 2)
             self.rows = self.rows or _since_start(longest)
             self.rows = (len(self.rows) < _FEWEST_SPANS and _rising(longest)) or self.rows
@@ -204,10 +202,9 @@ class BarGrammar(Grammar):
             share = sum(each[:-1]) / (sum(each) or 1)
             if longest not in evaluations and share >= LEAST_EVALUATION and not phases:
                 self.notes.append(NOTES["evaluation"].format(format_ratio(share)))
-            passed = _seconds(longest)
-            if steps and LEAST_EVALUATION * passed < self._paused_s < passed:
-                ns = s_to_ns((passed - self._paused_s) / steps)
-                self.rows = [Row(iteration=longest.last_step, duration_ns=ns, span=steps)]
+            if span and LEAST_EVALUATION * passed < self._paused_s < passed:
+                ns = s_to_ns((passed - self._paused_s) / span)
+                self.rows = [Row(iteration=longest.last_step, duration_ns=ns, span=span)]
                 self.notes.append(NOTES["evaluation"].format(format_ratio(self._paused_s / passed)))
             self.add_seconds(phases)
         if any(self._losses):
@@ -271,6 +268,8 @@ def _label(before: bytes) -> tuple[bytes, bool, bool, bool]:
     is_of_training = bool(_PATTERNS["of_training"].search(before.rstrip()))
     is_of_training &= not _PATTERNS["of_evaluation"].search(label)
     is_plain = is_of_training or label == b":" or not label.endswith(b":")
+    if not is_of_training and _PATTERNS["metric_of_evaluation"].search(label):
+        label = b"evaluation:"
     is_plain |= bool(_PATTERNS["metric"].search(label))
     is_of_epochs = bool(_PATTERNS["of_epochs"].search(label))
     return b"" if is_plain else label, is_plain, is_of_training, is_of_epochs
@@ -365,6 +364,7 @@ _BATCH = "run_training_batch"
 _NEXT = "train_dataloader_next"
 _STEP = re.compile(r"\.optimizer_step$|^optimizer_step_with_closure")
 
+_HOOK = ".on_after_backward"
 _PARTS = ("model_forward", "model_backward", "optimizer_step", "get_train_batch")
 """What the first versions list instead of a batch; the forward pass counts them."""
 
@@ -428,6 +428,11 @@ class LightningGrammar(Grammar):
         seconds += sum(each for name, each in whole.items() if name.endswith(_NEXT))
         self.add(Row(iteration=count, duration_ns=s_to_ns(seconds), span=count))
         self.add_seconds(whole)
+        hook, name = max(((ns, n) for n, ns in whole.items() if n.endswith(_HOOK)), default=(0, ""))
+        if 2 * hook > seconds:
+            took = format_duration(round(hook * 1e9))
+            share, name = format_ratio(hook / seconds), name.rpartition("]")[2]
+            self.notes.append(NOTES["hook"].format(name, share, took))
         once = ((m * num, num, n) for n, (m, num) in means.items() if m and n not in whole)
         spent, num, name = max((one for one in once if one[2][:4] != "run_"), default=(0.0, 0, ""))
         if 2 * spent > seconds * count:  # a third of all

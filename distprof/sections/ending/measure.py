@@ -268,6 +268,9 @@ def _once_finished(found: EndingResult, output: JobOutput, mixed: str) -> Ending
     is_open = bool(mixed) or found.cause in ("", "ready", "set-up", "joining", "aside")
     lost = min((e.line for e in _of(output, "peer", "nccl", "network")), default=0)
     is_after = any("gone" not in e.fields and e.line < lost for e in at)
+    crash = next((e.line for e in _of(output, "crash") if found.cause == "crash"), 0)
+    if last is not None and "gone" not in last.fields and 0 < crash - last.line <= _JUST_BEFORE:
+        return replace(found, verdict=found.verdict.replace(" crashed:", words().said["at end"]))
     is_open |= found.cause == "peer" and is_after
     if last is None or not is_open or not _is_at_end(last, output):
         return found
@@ -503,8 +506,7 @@ def _host_memory(output: JobOutput) -> EndingResult | None:
     if not (events or killed):
         return None
     event = next((e for e in events if "host" in e.fields), (events or killed)[0])
-    ended = (e for e in _exits(output) if _signal(e) == "SIGKILL")
-    blamed = next(iter(killed), next(ended, event))
+    blamed = next(iter(killed), next((e for e in _exits(output) if _signal(e) == "SIGKILL"), event))
     rss = event.number("rss_kb")
     held = f" when it held {format_bytes(rss * 1024)}" if rss else ""
     how = "was killed because the host or its memory limit had no memory left"
@@ -1489,14 +1491,13 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
     shown = _stood(output, events) or _set_up(output)
     if shown is not None and shown.state:  # what it waited for is known
         return shown
-    stacks = _stacks_of([event])
-    place = last_own(_frames(event))
-    known = [one.activity for one in stacks_of(replace(output, stacks=stacks)) if one.activity]
-    doing = words().activity[known[0]].place.rstrip(",") if known else ""
-    where = ", from ".join(filter(None, (doing, place)))
-    steps = tuple(words().activity[name].step for name in known[:1])
+    stood = next(iter(stacks_of(replace(output, stacks=_stacks_of([event])))), None)
+    is_of_gpu = stood and re.match(r"(?:synchronize|item) \(", stood.calls[0])
+    name = "GPU" if is_of_gpu else stood.activity if stood else ""
+    doing, step = (words().activity[name].place, words().activity[name].step) if name else ("", "")
+    where = ", from ".join(filter(None, (doing.rstrip(","), last_own(_frames(event)))))
     text = f"The job was interrupted (Ctrl-C or SIGINT){where and f' in {where}'}."
-    steps = (*filter(None, steps), *advice_on("stopped", "SIGINT"))
+    steps = (*filter(None, [step]), *advice_on("stopped", "SIGINT"))
     return _made("interrupted", text, event, *steps, ranks=())
 
 
@@ -1549,9 +1550,8 @@ def _warned(warning: OutputEvent) -> str:
 def _stood(output: JobOutput, events: Iterable[OutputEvent]) -> EndingResult | None:
     """Where processes stood until someone ended them by hand, if their tracebacks show it."""
     output = replace(output, stacks=_stacks_of(events))
-    is_said = bool(_of(output, "complaint"))
     shown = diagnose_stacks(output)
-    if shown is None or not (is_said or (shown.state and len(output.stacks) > 1)):
+    if shown is None or not (_of(output, "complaint") or (shown.state and len(output.stacks) > 1)):
         return None
     if not (shown.state or any(one.activity for one in stacks_of(output))):
         return None
@@ -1565,7 +1565,7 @@ def _stacks_of(events: Iterable[OutputEvent]) -> tuple[OutputStack, ...]:
         OutputStack(file=e.file, line=e.line, rank=e.rank, calls=calls)
         for calls, same in found.items()
         for e in same
-        if calls and e.name == same[0].name
+        if calls and e.name == same[0].name and not calls[-1].startswith("_shutdown (threading")
     )
 
 

@@ -277,8 +277,7 @@ def _whether_behind(
     joined = [e for e in output.events if e.yields == "joined"]
     everyone = {rank for e in joined if e.number("seq") == waiting[0].seq for rank in e.ranks()}
     if everyone:
-        who = capitalized(name_ranks(sorted(everyone)))
-        return words().says("joined", who=who)
+        return words().says("joined", who=capitalized(name_ranks(sorted(everyone))))
     lost = _ranks_of("peer", output) - {one.rank for one in positions}
     if len(positions) > 1 and lost and all(one.is_global for one in positions):
         who = f"{capitalized(name_ranks(lost))} report{'s' if len(lost) == 1 else ''}"

@@ -80,9 +80,9 @@ def ending_stacks_table(report: Report, *, show_all: bool) -> TableView | None:
 def ending_verdict(report: Report) -> VerdictText:
     """The verdict and the evidence for it; None for other reports."""
     result = report.ending
-    # Times of several iterations say more than where the text ends
+    # Times of several iterations, or numbers of GPUs, say more than where the text ends
     least = 1 if result.cause in ("ready", "finished") else 2
-    has_steps = report.training_log.num_reports >= least
+    has_steps = report.training_log.num_reports >= least or bool(report.scaling_table.counts)
     is_known = result.state or result.cause == "complaint" or not has_steps
     if not result.verdict or is_recorded(report) or not is_known:
         return None

@@ -38,8 +38,7 @@ def analyze_nccl(run: Run) -> NcclResult:
     """Connections and settings of ranks, from logs; empty with a reason if there is no log."""
     log = run.get(NcclLog)
     if log is None:
-        why = f"{capitalized(NO_LOG)}."
-        return NcclResult(is_missing=_uses_nccl(run), unavailable=(why,))
+        return NcclResult(is_missing=_uses_nccl(run), unavailable=(f"{capitalized(NO_LOG)}.",))
     places = _Places(log)
     return made_from(
         log,

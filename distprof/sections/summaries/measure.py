@@ -301,9 +301,8 @@ def _sorted_by(table: OperatorTable) -> str:
 
 def _ranges(table: OperatorTable) -> set[TableOperator]:
     """Rows of the device that are spans of time around kernels, of which tables have rows too."""
-    alone = [row for row in table.operators if row.self_device_ns and not row.cpu_ns]
-    named = (r for r in alone if r.name.startswith(_RANGES) or not r.name.startswith(_OPERATORS))
-    alone = [row for row in named if not row.self_cpu_ns]
+    alone = [r for r in table.operators if r.self_device_ns and not (r.cpu_ns or r.self_cpu_ns)]
+    alone = [r for r in alone if r.name.startswith(_RANGES) or not r.name.startswith(_OPERATORS)]
     alone.sort(key=lambda row: -row.self_device_ns)
     host = {r.name for r in table.operators if r.cpu_ns and not r.self_device_ns and not r.kind}
     around = {row for row in alone if row.name.startswith(_RANGES) or row.name in host}

@@ -315,11 +315,10 @@ def scaling_lines(result: ScalingTableResult, *, is_linked: bool = False) -> lis
         is_where = len(rates) == 2 and all(map(_WHERE.match, result.names))
         kind = "ways" if others[1:] else "two places" if is_where else f"two {of}"
         slow, fast = (f"{o[0].lower()}{o[1:]}" if is_where else o for o in (others[0], fastest))
-        times, ways = rates[-1] / rates[0], len(rates)
-        values = {"ways": ways, "fast": fast, "slow": slow, "times": times, "shares": shares}
-        said = _say(kind, **values)
+        values = {"ways": len(rates), "times": rates[-1] / rates[0], "shares": shares}
+        said = _say(kind, fast=fast, slow=slow, **values)
         if len(said.partition(": ")[0]) > MAX_HEADLINE:
-            said = _say(f"long {kind}", **values)
+            said = _say(f"long {kind}", fast=fast, slow=slow, **values)
         known = (way["text"] for way in _TABLE["way"] if re.search(way["name"], " ".join(others)))
         told = " ".join((*result.names, *result.unavailable))
         why = (each["text"] for each in _TABLE["instead"] if re.search(each["said"], told))

@@ -41,7 +41,6 @@ FEWEST_FEW, FEWEST_GROWING, FEWEST_RISING = 3, 6, 4
 """Fewest reports on both sides of a step, of a growth, and of one in which each takes longer."""
 
 FEWEST_LAST, FAR_LONGER = 2, 1.5  # Last reports that are a step, and their ratio to all others
-_FEWEST_LATER = 0.2  # Share of faster reports at the end from which the others are slow
 MIN_KENDALL, GROWN_RATIO = 0.7, 1.3
 """Least correlation of ranks (of six equal reports, 3 % by chance) and growth to the last third."""
 
@@ -161,7 +160,7 @@ def _slow(number: Int64Array, ns: Int64Array, weight: Floats) -> dict[str, Any]:
     more = np.pad(ns - usual, 1)
     left = np.abs(more[1:] + more[:-1])  # of each two in a row
     is_even = np.minimum(left[:-1], left[1:]) < UNEVEN * more[1:-1]
-    is_slow = (ns > SLOW_RATIO * usual) & ~is_even
+    is_slow = (ns > SLOW_RATIO * np.maximum(usual, np.median(ns))) & ~is_even
     is_slow[: int(np.argmin(is_slow))] = False  # before the training is warm
     excess = float(np.average(np.where(is_slow, ns - usual, 0), weights=weight))
     period = _period(number, is_slow) or _period(number, is_slow & (ns > _FAR * usual))
@@ -215,8 +214,8 @@ def _slow_span(number: Int64Array, ns: Int64Array, span: Floats) -> SlowPeriod |
     rows = [(a, b) for a, b in bounds.reshape(-1, 2).tolist() if b - a >= FEWEST_BLOCKS]
     if not rows:
         return _among_few(number, ns, span) if len(ns) < MOST_BLOCKS else None
-    jumps = np.flatnonzero(blocks[1:] > SLOWER_RATIO * blocks[:-1])
-    if is_slow[-1] and len(jumps) > 1 and (blocks[1:] > blocks[:-1] / SLOWER_RATIO).all():
+    ups = np.flatnonzero(blocks[1:] > SLOWER_RATIO * blocks[:-1])
+    if is_slow[-1] and (np.diff(ups) > 1).any() and (blocks[1:] > blocks[:-1] / SLOWER_RATIO).all():
         return None  # several steps up and none down: a schedule of batches or sequence lengths
     low, high = max(rows, key=lambda row: float((blocks[row[0] : row[1]] - usual).sum()))
     inside = _exactly(ns, int(edges[low]), int(edges[high]))
@@ -276,10 +275,10 @@ def _slow_rate(log: TrainingLog) -> SlowPeriod | None:
 def _among_few(number: Int64Array, ns: Int64Array, span: Floats) -> SlowPeriod | None:
     """The last or first of few reports, if a wide gap parts them from the others, or growth."""
     third, at, early = len(ns) // 3, _gap(ns), _gap(ns[::-1], FEWEST_FEW)
-    is_early = _FEWEST_LATER * len(ns) < early < len(ns) and not at
+    is_early = len(ns) < 5 * early < 5 * len(ns) and not at  # a few fast ones are the exception
     is_early = is_early and np.diff(number)[-early] <= 2 * np.median(np.diff(number))
     is_early = is_early and ns[:-early].min() > FAR_LONGER * ns[-early:].max()
-    still = ns[at:]  # after a step, it may go on to grow
+    still = ns[at:]  # after a step, it may grow
     if len(still) >= 2 * FEWEST_GROWING and _kendall(still) >= MIN_KENDALL:
         at *= bool(np.median(still[-third:]) < GROWN_RATIO * np.median(still[:third]))
     is_gradual = not at and not is_early

@@ -46,6 +46,7 @@ _FIRST = (
     "Rank ",
     "Evaluation takes",
     "Outside of iterations",
+    "A hook takes",
     "Input took",
     "Later ",
     "The loss is NaN or infinite",

@@ -303,6 +303,35 @@ def test_tests_that_did_not_join_are_named_even_without_rows(tmp_path):
         read_fabric(str(log))
 
 
+def test_tests_of_one_size_each_are_one_of_all_sizes(tmp_path):
+    log = tmp_path / "sweep.log"
+    rank = "#   Rank  {0} Pid   {1} on node-a device  {0} [0x0{0}] NVIDIA GeForce RTX 4090\n"
+    start = "# nThread 2 nGpus 1 minBytes {0} maxBytes {0} step: 2(factor)\n"
+    row = "  {} 1 float sum {} {s} {s} N/A\n"
+    log.write_text(
+        "".join(
+            start.format(size)
+            + "".join(rank.format(rank_of, 7000 + size) for rank_of in (0, 1))
+            + row.format(size, us, s=speed)
+            for size, us, speed in (
+                (64, 20.9, 0.01),
+                (1 << 20, 149.1, 7.03),
+                (1 << 26, 7369.7, 9.11),
+            )
+        )
+    )
+    (curve,) = read_fabric(str(log)).curves
+    assert [point.bytes for point in curve.points] == [64, 1 << 20, 1 << 26]
+
+
+def test_rows_behind_a_word_in_brackets_need_no_blank(tmp_path):
+    log = tmp_path / "post.txt"
+    rows = (f"[STAT]:{4**n}   1   float   sum  -1  9.0 {n}.0 {n}.0 0\n" for n in (5, 9, 13))
+    log.write_text("".join(rows))
+    (curve,) = read_fabric(str(log)).curves
+    assert len(curve.points) == 3
+
+
 def test_a_file_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(InputError, match="No such file"):
         read_fabric(str(tmp_path / "absent.json"))

@@ -177,9 +177,11 @@ def test_healthy_output_is_none_of_a_failed_job(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "Time: 12.2 s\nError: 4.472510\n",
+        "Time: 12.2 s\nError: 4.472510\nFinal Error: 12.5%\n",
+        "If the pod exits with code 137, raise its limit.\n[Solved] Nothing happens after it.\n",
         "12:00:01 INFO [file_pusher.py:join():181] waiting for file pusher\n",
         "INFO:     Waiting for application startup.\nINFO:     Uvicorn running on port 10000\n",
+        "Loss weights: adaptive during Adam, frozen during BFGS\nIts layers are frozen.\n",
     ],
 )
 def test_what_programs_print_at_their_end_is_no_failure_and_no_wait(text: str) -> None:

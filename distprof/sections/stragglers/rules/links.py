@@ -197,7 +197,8 @@ def slow_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]:
             evidence=("training_log.slow_excess_ns",),
         )
         return
-    varies = not log.slow_period and 4 * log.num_slow > log.num_steady  # as lengths of answers do
+    # As lengths of answers do:
+    varies = MIN_RECURRING <= log.num_slow > log.num_steady / 6 and not log.slow_period
     recur = log.num_slow >= MIN_RECURRING or log.slow_period
     if varies or share <= limits["excess_ratio" if recur else "few_ratio"]:
         return

@@ -155,7 +155,7 @@ def _idle_ns(idle: IdleResult, ranks: Sequence[int], step: MeanStep) -> int:
 
 
 NO_STATUS = "no output of nvidia-smi nvlink --status was read: pass it with --with"
-_MAX_NAMED = 4
+_MAX_NAMED, _LINK = 4, 25e9  # Links of most models; those of whole speed may be a list cut off
 
 
 @rule(
@@ -178,9 +178,10 @@ def inactive_nvlinks(telemetry: TelemetryResult, limits: Limits) -> Iterator[Dra
     for name in dict.fromkeys(links.name for links in telemetry.nvlinks):
         peers = [links for links in telemetry.nvlinks if links.name == name]
         best = max(links.bytes_per_s for links in peers)
-        most = max(links.num_links for links in peers)  # fewer lines, all active: a list cut off
-        whole = [links for links in peers if links.inactive or links.num_links == most]
-        short = [links for links in whole if _is_short(links, best, limits)]
+        fast = max(_LINK, *(links.bytes_per_s / (links.num_links or 1) for links in peers))
+        least = limits["peers_ratio"] * fast  # of each
+        slow = [links for links in peers if links.bytes_per_s < least * links.num_links]
+        short = [links for links in slow if _is_short(links, best, limits)]
         if short:
             worst = min(short, key=lambda links: links.bytes_per_s)
             num_others = len(short) - 1
