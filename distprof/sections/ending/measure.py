@@ -114,7 +114,8 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     if ports and found.positions:
         found = _amid(found, words().says("ports", text=ports[0].text))
     if longer := took_longer(output, found):
-        found = _amid(found, longer, *words().steps["long work"])
+        verdict = re.sub(r" No other rank printed where it stands[^.]*\.", "", found.verdict)
+        found = _amid(replace(found, verdict=verdict), longer, *words().steps["long work"])
     if found.cause in ("frozen", "silent", "unfinished") and (absent := _of(output, "absent")):
         who, steps = _told(absent[0])
         found = _amid(found, f"{capitalized(who)}.", *steps)
@@ -274,7 +275,8 @@ def _once_finished(found: EndingResult, output: JobOutput, mixed: str) -> Ending
     if last is None or not is_open or not _is_at_end(last, output):
         return found
     unread = (e for e in _without_asides(output) if e.yields == "mixed")
-    if any(e.file == last.file and e.line < last.line for e in unread):
+    is_caught = "caught" in last.fields  # the program continued after what failed before
+    if not is_caught and any(e.file == last.file and e.line < last.line for e in unread):
         return found
     verdict = words().said["closed NCCL" if "gone" in last.fields else "finished"]
     verdict += f" The traceback after it {mixed}." if mixed else ""
@@ -1003,7 +1005,7 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
     if log := event.fields.get("log"):
         steps = (f"Read {log}, to which it printed.", *steps)
     blamed = ranks if event.rank is None or event.rank in ranks else (event.rank,)
-    ends = _of(output, *words().kinds["ends"])
+    ends = _of(output, *words().kinds["ends"]) if not why else ()
     others = {e.rank for e in ends if e.rank is not None} - set(blamed)
     first = " first" if others and len(ranks) < 2 else ""
     followed = f" {counted(len(others), 'other')} followed." if others else ""
@@ -1719,11 +1721,12 @@ def _complained(output: JobOutput) -> EndingResult | None:
     if why and not idle:
         text = words().says("because", why=why, error=_last_error(output))
         said = _undecided("complaint", text, "complaint")
-        steps = words().steps["uneven"] if words().search("uneven", why) else ()
+        is_uneven = words().search("uneven", why)
+        steps = words().steps["uneven"] if is_uneven else advice_on("why", why)
         return replace(said, next_steps=(*steps, *said.next_steps))
     if stood := _stood(output, _of(output, "ignored")):
         return stood
-    shown = last_printed(output)
+    shown = _apart(output) or last_printed(output)
     if re.search(r"NCCL INFO Channel \d", shown):
         text = "the text ends while NCCL sets up: its last lines connect channels"
         return _undecided("set-up", text, "set-up")
@@ -1741,6 +1744,16 @@ def _complained(output: JobOutput) -> EndingResult | None:
     said = _undecided("complaint", text, "tests" if is_test else "complaint")
     first = words().steps["over PCIe"] if words().search("over_pcie", around) else ()
     return replace(said, next_steps=(*((at.text,) if at else ()), *first, *said.next_steps))
+
+
+def _apart(output: JobOutput) -> str:
+    """The last positions that ranks print of themselves, if they differ; else empty."""
+    found = (re.search(words().patterns["rank_at"], line) for line in output.end_lines)
+    last = {int(at[1]): (at[2].lower(), int(at[3].replace(",", ""))) for at in found if at}
+    if len({*last.values()}) < 2 or len({what for what, _ in last.values()}) > 1:
+        return ""
+    told = [f"rank {rank} at {what} {at:,}" for rank, (what, at) in sorted(last.items())]
+    return words().says("at different", what=", ".join(told[:4]))
 
 
 def _idle_gpus(text: str) -> str:

@@ -108,7 +108,8 @@ def device_errors(telemetry: TelemetryResult) -> Iterator[Draft]:
         ran = f", in {errors.process}" if errors.process else ""
         undated = "" if errors.time or errors.is_dated else "; the log does not show when"
         bad = Severity.ERROR if errors.is_dated else Severity.WARNING
-        times = f"XID {number} {_times(errors.count)}"
+        is_one = errors.count == 1 and not errors.is_dated  # a line may stand for several
+        times = f"XID {number}{'' if is_one else f' {_times(errors.count)}'}"
         whole = f"{times}: {meaning.text}"
         headline = fitting(whole, f"A GPU reported {times}")
         meant = "" if headline == whole else f": {meaning.text}"
