@@ -246,7 +246,8 @@ class Reader:
             short = {name: value[-4 * MAX_TEXT :] if name == "frames" else value[: 2 * MAX_TEXT]
                      for name, value in fields.items()}  # fmt: skip
             first = max(start, at - 120)
-            first = data.rfind(b" ", max(start, first - 80), first) + 1 or first  # a whole word
+            word = data.rfind(b" ", max(start, first - 80), first) + 1 or first
+            first = data.rfind(b". ", first, at if first > start else first) + 1 or word
             short |= {name: fields[name] for name in ("stalled",) if name in fields}
             self.events[key] = OutputEvent(
                 name=row.name,

@@ -782,19 +782,23 @@ def _memory(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     fields = event.fields
     wanted = f" when it asked for {fields['size']}" if "size" in fields else ""
     free = f"; {fields['free']} of {fields['total']} were free" if "free" in fields else ""
-    kept, others = fields.get("reserved", ""), _held_by_others(fields)
-    asked, left = (_in_gib(fields.get(name, "")) for name in ("size", "free"))
-    if asked and left > max(_AMPLE * asked, _FULL * _in_gib(fields.get("total", ""))):
+    sizes = ("size", "free", "total", "kept", "held")
+    asked, left, whole, kept, held = (_in_gib(fields.get(name, "")) for name in sizes)
+    if asked and left > max(_AMPLE * asked, _FULL * whole):
         return f"its GPU refused {fields['size']}{free}", advice_on("memory", "refused")
+    if 0 < whole < asked:
+        larger = f"it asked for {fields['size']} at once, more than its GPU has ({fields['total']})"
+        return larger, advice_on("memory", "larger")
     steps = [*advice_on("memory", fields.get("error", ""))]
-    if others:
+    idle = fields.get("reserved") or f"{held and kept - held:.2f} GiB"  # before torch 2.1
+    if others := _held_by_others(fields):
         free += f", and other processes held {others:.1f} GiB"
         steps = [*advice_on("memory", "others")]
-    elif kept:
-        free += f", and PyTorch held {kept} that it did not use"
-        unused, whole = _in_gib(kept), _in_gib(fields.get("total", ""))
-        helps = 0 < asked <= left + unused and unused >= _UNUSED * whole
-        steps += advice_on("memory", "unused") if helps else ()
+    elif unused := _in_gib(idle):
+        free += f", and PyTorch held {idle} that it did not use"
+        helps = asked <= left + unused and unused >= _UNUSED * whole
+        at = 0 if unused >= max(asked, _MUCH * whole) else len(steps)
+        steps[at:at] = advice_on("memory", "unused") if asked and helps else ()
     steps = [*advice_on("memory", "tensorflow")] if "OOM when" in event.text else steps
     device = "NPU" if re.search(r"\bNPU\b|^EL\d{4}", event.text) else "GPU"
     return f"its {device} had no memory left{wanted}{free}", tuple(steps)
@@ -817,6 +821,7 @@ def _in_gib(text: str) -> float:
 _AMPLE = 2  # Times as much as an allocation asks for: so much free memory is no shortage.
 _FULL = 0.05  # … unless it is this share of the GPU: other threads may have freed it meanwhile.
 _UNUSED = 0.02  # Share of a GPU from which unused memory of the allocator is worth a setting.
+_MUCH = 0.1  # … from which that setting comes first.
 
 
 def _device(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
@@ -1044,7 +1049,7 @@ def _crash(output: JobOutput) -> EndingResult | None:
     event = min(events, key=lambda e: ("library" not in e.fields, "what" not in e.fields))
     what = event.fields.get("what", "the output does not name the signal")
     library = event.fields.get("library", "")
-    is_bus = "SIGBUS" if re.search("Bus error|SIGBUS", what) else ""
+    is_bus = "SIGBUS" if re.search("Bus [Ee]rror|SIGBUS", what) else ""
     meaning = words().meanings["SIGBUS"].replace(" (bus error)", "") if is_bus else ""
     how = "assert" if what.startswith("Check failed") else "signal"
     stack = next((s for s in output.stacks if s.file == event.file and s.line >= event.line), None)
