@@ -580,6 +580,7 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     is_own = _is_own if is_told else _is_of_program
     lost = {(e.file, e.rank, e.line + _TO_NEXT) for e in _of(output, "peer")}
     following = [e for e in tracebacks if (e.file, e.rank, e.line) in lost]  # raised from that
+    following += _of_an_interrupt(output)
     following += _after_a_timeout(output)
     foreign = {_key(e) for e in tracebacks if not is_own(e) or e in following}
     is_survived = _survived(output)
@@ -632,6 +633,15 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     line, why = line.rstrip(".?!"), words().says("last call", place=place)
     text = f"{who} failed{first}: {line}."
     return _made(event.yields, text, event, *steps, why=(why,) * bool(place), ranks=ranks)
+
+
+def _of_an_interrupt(output: JobOutput) -> list[OutputEvent]:
+    """Exceptions that a Ctrl-C caused: raised in its handling, or with its traceback as message."""
+    raised = _of(output, "exception", "error")
+    ends = [(e, e.yields == "error") for e in raised if _is_interrupt(e)]
+    lines = {(e.file, max(e.line, e.again) + _TO_NEXT * is_end) for e, is_end in ends}
+    keys = {_key(e) for e in raised if (e.file, e.line) in lines and not _is_interrupt(e)}
+    return [e for e in raised if _key(e) in keys]
 
 
 def _root(output: JobOutput) -> OutputEvent | None:
@@ -799,11 +809,12 @@ def _memory(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
 
 
 def _held_by_others(fields: Mapping[str, str]) -> float:
-    """GiB of a GPU that other processes held, if they are more than those of the own one."""
+    """GiB of a GPU that other processes held, if they are more than the message leaves open."""
     own = ("allocated",) if "others" in fields else ("used", "kept", "allocated")
     total, free = (_in_gib(fields.get(name, "")) for name in ("total", "free"))
     used = max(_in_gib(fields.get(name, "")) for name in own)  # a container may show 0 as used
-    return total - free - used if used and total - free > 2 * used else 0.0
+    least = _OTHERS * total if used == _in_gib(fields.get("used", "")) else used
+    return total - free - used if used and total - free - used > least else 0.0
 
 
 def _in_gib(text: str) -> float:
@@ -814,6 +825,7 @@ def _in_gib(text: str) -> float:
 
 _AMPLE = 2  # Times as much as an allocation asks for: so much free memory is no shortage.
 _FULL = 0.05  # … unless it is this share of the GPU: other threads may have freed it meanwhile.
+_OTHERS = 0.2  # … of a GPU from which what others hold counts, if a message tells all of the own.
 _UNUSED = 0.02  # Share of a GPU from which unused memory of the allocator is worth a setting.
 
 
@@ -1484,6 +1496,7 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
     events = [e for e in raised if _is_interrupt(e) and not is_survived(e)]
     if not events:
         return None
+    events = [e for e in events if not words().search("idle_worker", _frames(e))] or events
     of_parents = [e for e in events if words().search("of_parents", _frames(e))]
     event = min(events, key=lambda e: ("frames" not in e.fields, e in of_parents))
     shown = _stood(output, events) or _set_up(output)
@@ -1564,6 +1577,7 @@ def _stacks_of(events: Iterable[OutputEvent]) -> tuple[OutputStack, ...]:
         for calls, same in found.items()
         for e in same
         if calls and e.name == same[0].name and not calls[-1].startswith("_shutdown (threading")
+        and (e.rank is not None or all(one.rank is None for one in same))
     )
 
 
