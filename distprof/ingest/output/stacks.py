@@ -12,6 +12,7 @@ from distprof.bounds import patterns_beside, table_beside
 
 MAX_CALLS = 30
 _MAX_TEXT = 300
+_MAX_END = 1_200  # of a traceback
 _FEWEST_FRAMES = 2  # of a stack without a head
 _Listed = tuple[tuple[int | None, ...], tuple[str, ...]]  # ranks and their calls
 _HOW = patterns_beside(__package__, "stacks.toml", LIBRARY=LIBRARY.pattern)
@@ -271,3 +272,10 @@ def last_own(text: str) -> str:
         and not _HOW["library"].search(found["file"])
     ]
     return own[-1] if own else ""
+
+
+def end_of(frames: str) -> str:
+    """The end of a traceback; before it the last frame of the program itself, if it has none."""
+    end, lines = frames[-_MAX_END:], reversed(frames.split("\n"))
+    own = "" if last_own(end) else next((f"{line}\n" for line in lines if last_own(line)), "")
+    return own + end

@@ -176,7 +176,7 @@ def _without_title(output: JobOutput) -> JobOutput:
     again = [e for e in titles if e.name in later and e.fields.keys() <= later[e.name]]
     again += [e for e in titles if e.yields == "nan" and _of(own, "nan")]
     killed = {e.fields.get("what") for e in _of(own, "died")}
-    again += [e for e in titles if e.name == "title-killed" and e.fields["what"] in killed]
+    again += [e for e in titles if e.fields.get("what", "-").capitalize() in killed]
     both = {e.yields for e in titles} & {e.yields for e in own.events}
     is_told = bool(again or both & {"store", "timeout"})
     if not titles or is_told or any(cause(own) for cause in _ROOTS) or positions_of(own):
@@ -306,7 +306,10 @@ def _without_asides(output: JobOutput) -> Iterator[OutputEvent]:
         last = min(last, line) if file == event.file else last
         numbers = range(event.line - is_inner, last)
         inside |= {(event.file, number, event.rank) for number in numbers}
+    has_pinned = any(", in _pin_memory_loop" in _frames(e) for e in output.events)
     for event in output.events:
+        if has_pinned and event.yields in ("error", "peer") and "ConnectionReset" in event.text:
+            continue  # by a worker of the loader
         is_inside = event.yields in words().kinds["aside"] or event.name == "last-line"
         is_inside &= event.fields.get("type") != "KeyboardInterrupt"
         if (event.file, event.line) in of_end:
@@ -1575,9 +1578,8 @@ def _stacks_of(events: Iterable[OutputEvent]) -> tuple[OutputStack, ...]:
     return tuple(
         OutputStack(file=e.file, line=e.line, rank=e.rank, calls=calls)
         for calls, same in found.items()
-        for e in same
+        for e in [e for e in same if e.rank is not None] or same  # torch prints it again
         if calls and e.name == same[0].name and not calls[-1].startswith("_shutdown (threading")
-        and (e.rank is not None or all(one.rank is None for one in same))
     )
 
 
