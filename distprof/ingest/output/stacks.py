@@ -12,7 +12,6 @@ from distprof.bounds import patterns_beside, table_beside
 
 MAX_CALLS = 30
 _MAX_TEXT = 300
-_MAX_END = 1_200  # of a traceback
 _FEWEST_FRAMES = 2  # of a stack without a head
 _Listed = tuple[tuple[int | None, ...], tuple[str, ...]]  # ranks and their calls
 _HOW = patterns_beside(__package__, "stacks.toml", LIBRARY=LIBRARY.pattern)
@@ -246,8 +245,7 @@ def calls_of_traceback(text: str) -> tuple[str, ...]:
 
     Where own code is the innermost, the call in its line counts, too: a text may be cut after it.
     """
-    frames: list[str] = []
-    code = ""
+    frames, code = list[str](), ""
     for line in text.splitlines():
         if _HOW["debugged"].match(f" {line}"):
             frames, code = [f" {line}", *frames], ""
@@ -276,6 +274,6 @@ def last_own(text: str) -> str:
 
 def end_of(frames: str) -> str:
     """The end of a traceback; before it the last frame of the program itself, if it has none."""
-    end, lines = frames[-_MAX_END:], reversed(frames.split("\n"))
-    own = "" if last_own(end) else next((f"{line}\n" for line in lines if last_own(line)), "")
-    return own + end
+    end = frames[-4 * _MAX_TEXT :]
+    own = [] if last_own(end) else [*filter(last_own, frames.split("\n"))]
+    return "\n".join((*own[-1:], end))

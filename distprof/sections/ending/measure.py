@@ -49,9 +49,10 @@ _SIGNALS = {one.value: one.name for one in signal.Signals}
 _NAN_NORMS = 3  # more than steps with fp16 that are skipped
 
 
-def about_of(event: OutputEvent) -> str:
-    """What a line is about, in the words of hang reports: others are ``error``."""
-    return words().about.get(event.yields, "error")
+def as_line(e: OutputEvent) -> EndingLine:
+    """An event as hang reports list it: what its line is about in their words, else ``error``."""
+    about = words().about.get(e.yields, "error")
+    return EndingLine(rank=e.rank, file=e.file, line=e.line, about=about, text=e.text)
 
 
 def analyze_ending(run: Run) -> EndingResult:
@@ -136,10 +137,7 @@ def diagnose_output(output: JobOutput) -> EndingResult:
             *earlier,
         ),
         next_steps=found.next_steps or tuple(_steps(found)),
-        lines=tuple(
-            EndingLine(rank=e.rank, file=e.file, line=e.line, about=about_of(e), text=e.text)
-            for e in events[:_MAX_LINES]
-        ),
+        lines=tuple(map(as_line, events[:_MAX_LINES])),
         stacks=stacks_of(output),
         world_size=output.world_size,
         num_lines=output.num_lines,
@@ -581,9 +579,9 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     tracebacks = _of(output, "exception")
     is_told = any(map(_is_own, _of(output, *_SURVIVABLE)))  # what a worker's wrapper repeats
     is_own = _is_own if is_told else _is_of_program
-    lost = {(e.file, e.rank, e.line + _TO_NEXT) for e in _of(output, "peer")}
+    causes = (e for e in _of(output, "peer", "error") if e.yields == "peer" or _is_interrupt(e))
+    lost = {(e.file, e.rank, at + _TO_NEXT) for e in causes for at in (e.line, e.again)}
     following = [e for e in tracebacks if (e.file, e.rank, e.line) in lost]  # raised from that
-    following += _of_an_interrupt(output)
     following += _after_a_timeout(output)
     foreign = {_key(e) for e in tracebacks if not is_own(e) or e in following}
     is_survived = _survived(output)
@@ -638,15 +636,6 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     return _made(event.yields, text, event, *steps, why=(why,) * bool(place), ranks=ranks)
 
 
-def _of_an_interrupt(output: JobOutput) -> list[OutputEvent]:
-    """Exceptions that a Ctrl-C caused: raised in its handling, or with its traceback as message."""
-    raised = _of(output, "exception", "error")
-    ends = [(e, e.yields == "error") for e in raised if _is_interrupt(e)]
-    lines = {(e.file, max(e.line, e.again) + _TO_NEXT * is_end) for e, is_end in ends}
-    keys = {_key(e) for e in raised if (e.file, e.line) in lines and not _is_interrupt(e)}
-    return [e for e in raised if _key(e) in keys]
-
-
 def _root(output: JobOutput) -> OutputEvent | None:
     """The rank that exited by itself, and first, if the tables of launchers name one."""
     exits = [e for e in _of(output, "exit") if "time" in e.fields and not _signal(e)]
@@ -657,9 +646,8 @@ def _root(output: JobOutput) -> OutputEvent | None:
 
 def _after_a_timeout(output: JobOutput) -> list[OutputEvent]:
     """What ranks raised after their watchdog had ended a collective: its results are garbage."""
-    ended = {
-        (e.file, e.rank): e.line for e in reversed(_of(output, "timeout")) if "seq" in e.fields
-    }
+    dogs = (e for e in reversed(_of(output, "timeout")) if "seq" in e.fields)
+    ended = {(e.file, e.rank): e.line for e in dogs}
     raised = _of(output, "usage", "memory", "exception", "error")
     later = (e for e in raised if e.rank is not None)
     same = {_key(e) for e in later if e.line > ended.get((e.file, e.rank), e.line)}
