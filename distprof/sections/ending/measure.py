@@ -1497,7 +1497,7 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
     is_of_gpu = stood and re.match(r"(?:synchronize|item) \(", stood.calls[0])
     name = "GPU" if is_of_gpu else stood.activity if stood else ""
     doing, step = (words().activity[name].place, words().activity[name].step) if name else ("", "")
-    where = ", from ".join(filter(None, (doing.rstrip(","), last_own(_frames(event)))))
+    where = ", from ".join(filter(None, (doing.partition(", which")[0], last_own(_frames(event)))))
     text = f"The job was interrupted (Ctrl-C or SIGINT){where and f' in {where}'}."
     steps = (*filter(None, [step]), *advice_on("stopped", "SIGINT"))
     return _made("interrupted", text, event, *steps, ranks=())
