@@ -378,7 +378,7 @@ _OUTPUT_BYTES = 1 << 23
 _OF_KERNELS = {"xid", "host_memory", "crash", "stage"}
 _ERROR = {"error", "mixed"}
 _ENDED = {"finished", "closed"}
-_STARTS = {"setup", "calls", "joining", "complaint", "silence", "wait", "remedy"}  # also healthy
+_STARTS = {"setup", "calls", "joining", "preparing", "complaint", "silence", "wait", "remedy"}
 # Beginnings of what a run without times, and one that stands, is called.
 _WITHOUT_TIMES = ("losses of", "a progress bar")  # It says more that such a job finished.
 _OF_A_RUN = ("output of nccl-tests", "a speed of", "a single ", *_WITHOUT_TIMES)

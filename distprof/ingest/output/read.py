@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from distprof.bounds import byte_patterns_beside, patterns_beside, table_beside
 from distprof.ingest.files import DAMAGE, Blocks, opened
 from distprof.ingest.output.expressions import Expression, expressions, signs
-from distprof.ingest.output.stacks import headed, listed_stacks, stacks_in
+from distprof.ingest.output.stacks import end_of, headed, listed_stacks, stacks_in
 from distprof.ingest.wrapped import INNER
 from distprof.run.logs import JobOutput, OutputEvent, OutputStack
 from distprof.run.topology import DEFAULT_GROUPS
@@ -243,12 +243,12 @@ class Reader:
         if (known := self.events.get(key)) is not None and known.file == shown:
             self.events[key] = replace(known, again=number)
         if self._is_new(row, fields, writer, key):
-            short = {name: value[-4 * MAX_TEXT :] if name == "frames" else value[: 2 * MAX_TEXT]
-                     for name, value in fields.items()}  # fmt: skip
+            short = {name: value[: 2 * MAX_TEXT] for name, value in fields.items()}
             first = max(start, at - 120)
             word = data.rfind(b" ", max(start, first - 80), first) + 1 or first
             first = data.rfind(b". ", first, at if first > start else first) + 1 or word
             short |= {name: fields[name] for name in ("stalled",) if name in fields}
+            short |= {name: end_of(fields[name]) for name in ("frames",) if name in fields}
             self.events[key] = OutputEvent(
                 name=row.name,
                 yields=row.yields,

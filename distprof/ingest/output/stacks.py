@@ -245,8 +245,7 @@ def calls_of_traceback(text: str) -> tuple[str, ...]:
 
     Where own code is the innermost, the call in its line counts, too: a text may be cut after it.
     """
-    frames: list[str] = []
-    code = ""
+    frames, code = list[str](), ""
     for line in text.splitlines():
         if _HOW["debugged"].match(f" {line}"):
             frames, code = [f" {line}", *frames], ""
@@ -271,3 +270,10 @@ def last_own(text: str) -> str:
         and not _HOW["library"].search(found["file"])
     ]
     return own[-1] if own else ""
+
+
+def end_of(frames: str) -> str:
+    """The end of a traceback; before it the last frame of the program itself, if it has none."""
+    end = frames[-4 * _MAX_TEXT :]
+    own = [] if last_own(end) else [*filter(last_own, frames.split("\n"))]
+    return "\n".join((*own[-1:], end))

@@ -49,9 +49,10 @@ _SIGNALS = {one.value: one.name for one in signal.Signals}
 _NAN_NORMS = 3  # more than steps with fp16 that are skipped
 
 
-def about_of(event: OutputEvent) -> str:
-    """What a line is about, in the words of hang reports: others are ``error``."""
-    return words().about.get(event.yields, "error")
+def as_line(e: OutputEvent) -> EndingLine:
+    """An event as hang reports list it: what its line is about in their words, else ``error``."""
+    about = words().about.get(e.yields, "error")
+    return EndingLine(rank=e.rank, file=e.file, line=e.line, about=about, text=e.text)
 
 
 def analyze_ending(run: Run) -> EndingResult:
@@ -137,10 +138,7 @@ def diagnose_output(output: JobOutput) -> EndingResult:
             *earlier,
         ),
         next_steps=found.next_steps or tuple(_steps(found)),
-        lines=tuple(
-            EndingLine(rank=e.rank, file=e.file, line=e.line, about=about_of(e), text=e.text)
-            for e in events[:_MAX_LINES]
-        ),
+        lines=tuple(map(as_line, events[:_MAX_LINES])),
         stacks=stacks_of(output),
         world_size=output.world_size,
         num_lines=output.num_lines,
@@ -177,7 +175,7 @@ def _without_title(output: JobOutput) -> JobOutput:
     again = [e for e in titles if e.name in later and e.fields.keys() <= later[e.name]]
     again += [e for e in titles if e.yields == "nan" and _of(own, "nan")]
     killed = {e.fields.get("what") for e in _of(own, "died")}
-    again += [e for e in titles if e.name == "title-killed" and e.fields["what"] in killed]
+    again += [e for e in titles if e.fields.get("what", "-").capitalize() in killed]
     both = {e.yields for e in titles} & {e.yields for e in own.events}
     is_told = bool(again or both & {"store", "timeout"})
     if not titles or is_told or any(cause(own) for cause in _ROOTS) or positions_of(own):
@@ -308,7 +306,10 @@ def _without_asides(output: JobOutput) -> Iterator[OutputEvent]:
         last = min(last, line) if file == event.file else last
         numbers = range(event.line - is_inner, last)
         inside |= {(event.file, number, event.rank) for number in numbers}
+    has_pinned = any(", in _pin_memory_loop" in _frames(e) for e in output.events)
     for event in output.events:
+        if has_pinned and event.yields in ("error", "peer") and "ConnectionReset" in event.text:
+            continue  # by a worker of the loader
         is_inside = event.yields in words().kinds["aside"] or event.name == "last-line"
         is_inside &= event.fields.get("type") != "KeyboardInterrupt"
         if (event.file, event.line) in of_end:
@@ -580,7 +581,8 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     tracebacks = _of(output, "exception")
     is_told = any(map(_is_own, _of(output, *_SURVIVABLE)))  # what a worker's wrapper repeats
     is_own = _is_own if is_told else _is_of_program
-    lost = {(e.file, e.rank, e.line + _TO_NEXT) for e in _of(output, "peer")}
+    causes = (e for e in _of(output, "peer", "error") if e.yields == "peer" or _is_interrupt(e))
+    lost = {(e.file, e.rank, at + _TO_NEXT) for e in causes for at in (e.line, e.again)}
     following = [e for e in tracebacks if (e.file, e.rank, e.line) in lost]  # raised from that
     following += _after_a_timeout(output)
     foreign = {_key(e) for e in tracebacks if not is_own(e) or e in following}
@@ -646,9 +648,8 @@ def _root(output: JobOutput) -> OutputEvent | None:
 
 def _after_a_timeout(output: JobOutput) -> list[OutputEvent]:
     """What ranks raised after their watchdog had ended a collective: its results are garbage."""
-    ended = {
-        (e.file, e.rank): e.line for e in reversed(_of(output, "timeout")) if "seq" in e.fields
-    }
+    dogs = (e for e in reversed(_of(output, "timeout")) if "seq" in e.fields)
+    ended = {(e.file, e.rank): e.line for e in dogs}
     raised = _of(output, "usage", "memory", "exception", "error")
     later = (e for e in raised if e.rank is not None)
     same = {_key(e) for e in later if e.line > ended.get((e.file, e.rank), e.line)}
@@ -805,11 +806,12 @@ def _memory(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
 
 
 def _held_by_others(fields: Mapping[str, str]) -> float:
-    """GiB of a GPU that other processes held, if they are more than those of the own one."""
+    """GiB of a GPU that other processes held, if they are more than the message leaves open."""
     own = ("allocated",) if "others" in fields else ("used", "kept", "allocated")
     total, free = (_in_gib(fields.get(name, "")) for name in ("total", "free"))
     used = max(_in_gib(fields.get(name, "")) for name in own)  # a container may show 0 as used
-    return total - free - used if used and total - free > 2 * used else 0.0
+    least = _OTHERS * total if used == _in_gib(fields.get("used", "")) else used
+    return total - free - used if used and total - free - used > least else 0.0
 
 
 def _in_gib(text: str) -> float:
@@ -820,6 +822,7 @@ def _in_gib(text: str) -> float:
 
 _AMPLE = 2  # Times as much as an allocation asks for: so much free memory is no shortage.
 _FULL = 0.05  # … unless it is this share of the GPU: other threads may have freed it meanwhile.
+_OTHERS = 0.2  # … of a GPU from which what others hold counts, if a message tells all of the own.
 _UNUSED = 0.02  # Share of a GPU from which unused memory of the allocator is worth a setting.
 _MUCH = 0.1  # … from which that setting comes first.
 
@@ -1491,6 +1494,7 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
     events = [e for e in raised if _is_interrupt(e) and not is_survived(e)]
     if not events:
         return None
+    events = [e for e in events if not words().search("idle_worker", _frames(e))] or events
     of_parents = [e for e in events if words().search("of_parents", _frames(e))]
     event = min(events, key=lambda e: ("frames" not in e.fields, e in of_parents))
     shown = _stood(output, events) or _set_up(output)
@@ -1500,7 +1504,7 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
     is_of_gpu = stood and re.match(r"(?:synchronize|item) \(", stood.calls[0])
     name = "GPU" if is_of_gpu else stood.activity if stood else ""
     doing, step = (words().activity[name].place, words().activity[name].step) if name else ("", "")
-    where = ", from ".join(filter(None, (doing.rstrip(","), last_own(_frames(event)))))
+    where = ", from ".join(filter(None, (doing.partition(", which")[0], last_own(_frames(event)))))
     text = f"The job was interrupted (Ctrl-C or SIGINT){where and f' in {where}'}."
     steps = (*filter(None, [step]), *advice_on("stopped", "SIGINT"))
     return _made("interrupted", text, event, *steps, ranks=())
@@ -1569,7 +1573,7 @@ def _stacks_of(events: Iterable[OutputEvent]) -> tuple[OutputStack, ...]:
     return tuple(
         OutputStack(file=e.file, line=e.line, rank=e.rank, calls=calls)
         for calls, same in found.items()
-        for e in same
+        for e in [e for e in same if e.rank is not None] or same  # torch prints it again
         if calls and e.name == same[0].name and not calls[-1].startswith("_shutdown (threading")
     )
 

@@ -21,9 +21,9 @@ from distprof.escape import headed
 from distprof.ingest.files import Folder
 from distprof.ingest.kinds.nccl import fits_nccl_ras, read_nccl_ras
 from distprof.join.nccl import in_trouble, num_behind
-from distprof.run.logs import JobOutput, OutputEvent
+from distprof.run.logs import JobOutput
 from distprof.sections.ending import FAILED, EndingLine, EndingPosition, EndingResult
-from distprof.sections.ending.measure import about_of, last_printed, said_in
+from distprof.sections.ending.measure import as_line, last_printed, said_in
 from distprof.sections.ending.positions import operation_kind
 from distprof.sections.ending.words import words
 from distprof.sections.table import counted
@@ -183,15 +183,12 @@ _PRECEDENCE = ("timeout", "device", "peer", "nccl", "error")
 
 def lines_of_output(output: JobOutput) -> tuple[EndingLine, ...]:
     """Lines of trouble by rank and line; a line of several kinds counts as the first of them."""
-    said = said_in(output)
-    lines: dict[tuple[str, int], OutputEvent] = {}
-    for event in sorted(said, key=lambda e: _PRECEDENCE.index(about_of(e))):
-        lines.setdefault((event.file, event.line), event)
+    lines: dict[tuple[str, int], EndingLine] = {}
+    said = map(as_line, said_in(output))
+    for line in sorted(said, key=lambda one: _PRECEDENCE.index(one.about)):
+        lines.setdefault((line.file, line.line), line)
     order = sorted(lines.values(), key=lambda e: (e.rank is None, e.rank or 0, e.file, e.line))
-    return tuple(
-        EndingLine(rank=e.rank, file=e.file, line=e.line, about=about_of(e), text=e.text)
-        for e in order
-    )
+    return tuple(order)
 
 
 def report_of_output(evidence: HangEvidence, ending: EndingResult, version: str) -> HangReport:
