@@ -232,9 +232,8 @@ SETTINGS_BOUND = Bound(reads="settings of NCCL", num_bytes=1 << 16, beyond="skip
 def fits_nccl_settings(source: str) -> bool:
     """Whether a text sets variables of NCCL; neither its log nor a table of its tests."""
     start = b"" if source.lower().endswith(NOT_LOGS) else beginning(source, _SMALL)
-    if b"NCCL_" not in start or all(sign in start for sign in machine.TEST_SIGNS[1:]):
-        return False
-    if not _settings(start) or _is_nccl_log(source):
+    is_test = all(sign in start for sign in machine.TEST_SIGNS[1:])
+    if b"NCCL_" not in start or is_test or not _settings(start) or _is_nccl_log(source):
         return False
     from distprof.ingest.recognise import foreign_format
 
@@ -431,7 +430,8 @@ def _is_output(path: str, *, is_alone: bool) -> bool:
         is_foreign = (foreign is not None and not is_ended) or found == {"remedy"}
         is_other = is_foreign or fits_nccl_log(path) or fits_training_log(path, least=least)
         return is_alone and not (is_other or fits_device_log(path))
-    if kinds <= _ERROR and not is_alone:
+    start = beginning(path, _SMALL).decode("latin-1")
+    if kinds <= _ERROR and (not is_alone or _HOW["overcome"].search(start)):
         return False
     if kinds and kinds <= _OF_KERNELS:
         return not fits_device_log(path)

@@ -873,7 +873,8 @@ def _speed(cell: str, *says: str) -> tuple[str, float] | None:
 def _sides(rows: Iterable[_Row], *of: str) -> ScalingTable | None:
     """The median share that each of several ways has of the speed of the fastest."""
     ways = [row for row in rows if row.of in of and not _PATTERNS["of_calls"].match(row.name)]
-    whole = [row for row in ways if not _PATTERNS["part"].search(row.name)]
+    whole = [row for row in ways if _PATTERNS["of_whole"].search(row.name)]
+    whole = whole or [row for row in ways if not _PATTERNS["part"].search(row.name)]
     ways = whole or [row for row in ways if _PATTERNS["of_device"].search(row.name)] or ways
     if not ways:
         return None
@@ -1046,9 +1047,8 @@ def fits_compared(source: str) -> bool:
     others = (one for one in known_sources() if one not in (COMPARED, TRAINING_LOG, NCCL_SETTINGS))
     if not (table and min(table.rates)) or any(one.fits(source) for one in others):
         return False
-    are_told = all(map(_PATTERNS["preposition"].match, table.names))
-    contrast = _PATTERNS["contrast"].search
-    are_told |= table.of in ("times", "rates") and bool(contrast(table.notes[0]))
+    contrast = table.of in ("times", "rates") and _PATTERNS["contrast"].search(table.notes[0])
+    are_told = bool(contrast) or all(map(_PATTERNS["preposition"].match, table.names))
     return are_told or not TRAINING_LOG.fits(source)
 
 

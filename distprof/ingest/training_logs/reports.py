@@ -44,6 +44,7 @@ _SUFFIX = re.compile(rb" ?([kKMB]|[mu]?s)(?<=s)?(?:ec(?:ond)?s?)?$")
 _MAX_LINE, _MAX_START = 8_000, 200
 _FEWEST_PARTS = 3
 _MOST_ERROR = 0.05  # of a mean that follows from others
+_SAME = 0.001  # of a mean that is printed
 _MANY = 4
 _LEAST_OF_SECONDS = 10_000  # ms, of which a whole second is no large part
 _LEAST_OF_HOURS = 7_200.0  # ms between elapsed hours, whose four decimals are right to 5 % of it
@@ -211,9 +212,19 @@ class ReportGrammar(Grammar):
 
     def _separate(self) -> None:
         """Use means between reports instead of single iterations, if others are between."""
-        ranks = [(one, other) for one, other in pairwise(self._means) if one.rank == other.rank]
+        ordered = sorted(self._means, key=lambda one: -1 if one.rank is None else one.rank)
+        ranks = [(one, other) for one, other in pairwise(ordered) if one.rank == other.rank]
         is_each = ranks and median(other.num - one.num for one, other in ranks) == 1
         printed = [self.rows[one.row].duration_ns for one in self._means]
+        told = [(self.rows[one.row].duration_ns or 0) / NS_PER_S for one in ordered[:_FEWEST_PARTS]]
+        off = abs(sum(told) - len(told) * ordered[len(told) - 1].seconds["s"])
+        if off < _SAME * sum(told) and told[-1] > (1 + _MOST_ERROR) * told[0]:  # of reports alone
+            for one, other in ranks:
+                row, span = self.rows[other.row], max(round(other.num - one.num), 1)
+                each_ns = (row.duration_ns or 0) // span
+                self.rows[other.row] = row._replace(duration_ns=each_ns, span=span)
+            self.notes.append(NOTES["one_or_all"].format("all"))
+            return
         if is_each and printed != [s_to_ns(one.seconds["s"]) for one in self._means]:
             return
         from_one = [one._replace(num=one.num - 1) for one in self._means]
@@ -296,8 +307,6 @@ class ReportGrammar(Grammar):
         if "s" in (means := _values(wording.means, record)):
             count = values.get("iteration", 0.0) + 1  # as most programs count from 0
             self._means.append(_Means(len(self.rows) - 1, rank, count, means))
-        if not (wording.timers or wording.sums or beside):
-            return
         found = _values(wording.timers, record) | beside
         if last and last.iteration is not None and number is not None:
             span = max(number - last.iteration, 1)
@@ -329,11 +338,9 @@ class ReportGrammar(Grammar):
             number = samples / batch if batch else None
         if "since_s" in values:
             values["elapsed_ms"] = (self._before or (0.0, 0.0))[1] + values["since_s"] * 1e3
-        is_of_wall, least = "elapsed_s" in values, 0.0
-        if "elapsed_h" in values:
-            least = _LEAST_OF_HOURS
-        elif is_of_wall and values["elapsed_s"].is_integer():
-            least = _LEAST_OF_SECONDS
+        is_of_wall = "elapsed_s" in values
+        is_whole = is_of_wall and values["elapsed_s"].is_integer()
+        least = _LEAST_OF_HOURS if "elapsed_h" in values else _LEAST_OF_SECONDS * is_whole
         elapsed = next((values[name] * ms for name, ms in _ELAPSED if name in values), None)
         if elapsed is not None and number is not None:
             since, of = self._since(number, elapsed, is_of_wall=is_of_wall, least=least)
@@ -362,9 +369,8 @@ class ReportGrammar(Grammar):
         if before is None or number <= before[0] or elapsed < before[1]:
             return None, None
         span = number - before[0]
-        return s_to_ns((elapsed - before[1]) / span / 1e3) if span >= 1 else None, whole_number(
-            span
-        )
+        ns = s_to_ns((elapsed - before[1]) / span / 1e3) if span >= 1 else None
+        return ns, whole_number(span)
 
 
 class Reports:
