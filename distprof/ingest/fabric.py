@@ -148,6 +148,8 @@ def best_of_test(text: str) -> tuple[str, dict[int, str]]:
     if best:
         return f"In nccl-tests, {best[-1]}.", hosts
     said = [f"In nccl-tests, the mean bus bandwidth is {float(one[1]):.3g} GB/s." for one in mean]
+    if any(table.rows for table in tables):
+        said = [f"nccl-tests measured {_OF_ONE_RANK}."]
     return (said or [""])[-1], hosts
 
 

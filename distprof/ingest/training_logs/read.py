@@ -106,6 +106,7 @@ def holds_iterations(start: bytes, *, is_text: bool, least: int = 1) -> bool:
     if not is_text:
         return as_named(start) != start and bool(_of_unknown([start]).rows)
     text = unwrapped(start.replace(b"\r\n", b"\n").replace(b"\r", b"\n"))
+    text = _PATTERNS["elsewhere"].sub(b"", text) if len(text) < _SMALL else text
     candidates = Candidates()
     candidates.take(text)
     if any(len(grammar.rows) >= least for grammar in candidates.finished()):

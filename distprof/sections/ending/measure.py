@@ -14,7 +14,7 @@ from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, takewhile
 
 from msgspec.structs import replace
 
@@ -182,7 +182,8 @@ def _without_title(output: JobOutput) -> JobOutput:
         return own
     below = (*said_in(own), *_of(own, "closing", "ignored"))
     told = "title and error" if any(max(e.line, e.again) > 1 for e in below) else "title"
-    marked = (replace(e, fields={**e.fields, "title": told}) if e in titles and _is_title(e) else e
+    marks = [e for e in titles if _is_title(e) and e.yields != "remedy"]
+    marked = (replace(e, fields={**e.fields, "title": told}) if e in marks else e
               for e in output.events)  # fmt: skip
     return replace(output, events=tuple(marked))
 
@@ -1786,9 +1787,9 @@ def last_printed(output: JobOutput) -> str:
     It is empty if there are several files, or only sentences that people wrote.
     """
     told = {event.text[:_MAX_SAID] for event in _of(output, "complaint")}
-    lines = [line.strip() for line in output.end_lines]
-    lines = [x for x in lines if not words().search("prose", x) and x[:_MAX_SAID] not in told
-             and x[:1] not in "|+"]  # fmt: skip
+    own = takewhile(lambda line: not words().search("elsewhere", line), output.end_lines)
+    lines = [x for x in map(str.strip, own) if not words().search("prose", x)
+             and x[:_MAX_SAID] not in told and x[:1] not in "|+"]  # fmt: skip
     if not lines or len(output.ends) > 1:
         return ""
     whole = (x for x in lines if len(x) >= _MIN_SAID and not words().search("harmless", x))

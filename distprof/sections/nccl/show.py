@@ -102,7 +102,7 @@ def _line(result: NcclResult) -> str:
     if topology := _topology(result):
         return f"{_chosen(result)} {topology}".lstrip()
     known = " ".join(filter(None, (_warnings(result), _chosen(result)))) or _plugin(result)
-    return f"{known} {next(told(result))}".lstrip()
+    return f"{known} {next(told(result), '')}".strip()
 
 
 def told(result: NcclResult, about: str = "") -> Iterator[str]:
@@ -135,6 +135,7 @@ def _shown(result: NcclResult) -> dict[str, str]:
         "sockets inside": any(way.transport.endswith("Socket") for way in inside),
         "peer access": any("P2P" in name or name == NcclRemark.PEER_OFF for name in names),
         "one host": result.is_on_one_host,
+        "one rank": result.groups[:1] and result.groups[0].num_ranks == 1,
         "several hosts": result.has_several_hosts and not result.is_on_one_host,
         "network of a host": result.networks and is_alone and not result.is_on_one_host,
         "topology": _topology(result),
@@ -156,6 +157,8 @@ def _shown(result: NcclResult) -> dict[str, str]:
 def _chosen(result: NcclResult) -> str:
     """The network that all processes chose; empty if unknown."""
     has_memory = not any(s.name == "NCCL_SHM_DISABLE" and s.value == "1" for s in result.settings)
+    if result.groups[:1] and result.groups[0].num_ranks == 1:
+        return "Each communicator has a single rank, which sends nothing."
     if result.is_on_one_host and has_memory:
         return "All ranks are on one host, so they do without the network."
     if not result.networks:
