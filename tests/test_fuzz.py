@@ -86,6 +86,7 @@ PAGE = "<html><style>a</style><p class='x'><a href='#top'>b</a></p><script>c</sc
         (answer(err="Error: unexpected error in distprof (x)."), "internal error"),
         (answer(out="a was skipped: TypeError: no"), "internal error"),
         (answer(out="<title>A process failed: no entry (KeyError: 'x')</title>"), ""),
+        (answer("hang", out="Rank 0 failed first: a\nb (KeyError: 'x').\n\nFindings"), ""),
         (answer(out="\x1b]0;t\x07"), "control character in output"),
         (answer(out="a\x9bb"), "control character in output"),
         (answer(err="a\u202eb"), "control character in stderr"),

@@ -26,7 +26,7 @@ _MOVES = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 # Logs of jobs have errors of their own, which a headline quotes, or which begin a line.
-_HEADLINE = re.compile(r"(?:process|\d) failed: [^\n<]*")
+_HEADLINE = re.compile(r"(?:process|\d) failed(?: first)?: [^<]*?(?=\n\n|<|\Z)")
 _POLITE = re.compile(
     r"unexpected error in distprof|please report this with|"
     r"(?:skipped: |the first: |failed: |(?<=[a-z] )\()"

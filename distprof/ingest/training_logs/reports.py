@@ -295,7 +295,7 @@ class ReportGrammar(Grammar):
         rank = prefix_rank(record[:200].decode("utf-8", "replace"))
         is_again = last and number is not None and (last.iteration, last.rank) == (number, rank)
         if last and "whole_s" in values and ns:  # all ranks print it
-            is_again = abs(self._whole_s / values["whole_s"] - 1) < _HALF
+            is_again = abs(self._whole_s - values["whole_s"]) < _HALF * values["whole_s"]
         if self.rows and is_again:
             return  # a progress bar repeats its last report
         if wording.note and wording.note not in self.notes:

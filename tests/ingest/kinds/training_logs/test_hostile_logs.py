@@ -30,6 +30,7 @@ PIECES = (
     b"steps: 10 loss: 4.5 iter time (s): 0.470 samples/sec: 8.5",
     b" 45%|\xe2\x96\x88 | 450/1000 [1:20:10<1:37:59, 1.07s/it]",
     b"{'train_runtime': 1.0, 'train_steps_per_second': 0.0, 'epoch': 1.0}",
+    b"{'train_runtime': 0.0, 'train_steps_per_second': 1.0, 'epoch': 1.0}",
     b"iter 1: loss nan, time 99999999999999999999999999ms, mfu 1.0%",
     b"step 1/2 | loss 1.0 | norm 1 | 1e308 ms | x | 5 tok/s",
     b"step,step_time_ms\n1,nan\n2,1e400\n",
@@ -55,6 +56,15 @@ def test_mutated_lines_give_a_log_or_a_sentence(tmp_path, pieces, cuts, name):
     fits_training_log(str(path))
     with suppress(InputError):
         check(read_training_log(str(path)))
+
+
+def test_a_run_of_no_time_follows_one_of_some_time(tmp_path):
+    path = tmp_path / "a.log"
+    rows = (
+        f"{{'train_runtime': {s}, 'train_steps_per_second': 1.0, 'epoch': 1.0}}" for s in (9.0, 0.0)
+    )
+    path.write_text("\n".join(rows))
+    check(read_training_log(str(path)))
 
 
 def check(log: TrainingLog) -> None:
