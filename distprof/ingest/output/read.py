@@ -248,7 +248,8 @@ class Reader:
             word = data.rfind(b" ", max(start, first - 80), first) + 1 or first
             first = data.rfind(b". ", first, at if first > start else first) + 1 or word
             short |= {name: fields[name] for name in ("stalled",) if name in fields}
-            short |= {name: end_of(fields[name]) for name in ("frames",) if name in fields}
+            if "frames" in fields:
+                short["frames"] = end_of(fields["frames"])
             self.events[key] = OutputEvent(
                 name=row.name,
                 yields=row.yields,

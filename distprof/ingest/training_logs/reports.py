@@ -216,9 +216,7 @@ class ReportGrammar(Grammar):
         ranks = [(one, other) for one, other in pairwise(ordered) if one.rank == other.rank]
         is_each = ranks and median(other.num - one.num for one, other in ranks) == 1
         printed = [self.rows[one.row].duration_ns for one in self._means]
-        told = [(self.rows[one.row].duration_ns or 0) / NS_PER_S for one in ordered[:_FEWEST_PARTS]]
-        off = abs(sum(told) - len(told) * ordered[len(told) - 1].seconds["s"])
-        if off < _SAME * sum(told) and told[-1] > (1 + _MOST_ERROR) * told[0]:  # of reports alone
+        if self._are_of_reports(ordered):
             for one, other in ranks:
                 row, span = self.rows[other.row], max(round(other.num - one.num), 1)
                 each_ns = (row.duration_ns or 0) // span
@@ -243,6 +241,12 @@ class ReportGrammar(Grammar):
             self.rows[one.row] = whole
             for name, each in ns.items():
                 self._add_timer(self.timers.setdefault(name, TimerValues()), one.row, each)
+
+    def _are_of_reports(self, means: Sequence[_Means]) -> bool:
+        """Whether means are those of the times in reports, not of all iterations between them."""
+        told = [(self.rows[one.row].duration_ns or 0) / NS_PER_S for one in means[:_FEWEST_PARTS]]
+        off = abs(sum(told) - len(told) * means[len(told) - 1].seconds["s"])
+        return off < _SAME * sum(told) and told[-1] > (1 + _MOST_ERROR) * told[0]
 
     def _find_stalls(self, parts: Sequence[_Means]) -> None:
         """Time per iteration that neither printed single ones nor waits for input explain."""

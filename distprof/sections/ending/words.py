@@ -55,4 +55,7 @@ class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def words() -> Words:
     """What the file says."""
-    return msgspec.convert(table_beside(__package__, "words.toml"), Words)
+    table = table_beside(__package__, "words.toml")
+    elsewhere = table_beside("distprof.ingest.training_logs", "runs.toml")["parts"]["ELSEWHERE"]
+    patterns = {**table["patterns"], "elsewhere": elsewhere}
+    return msgspec.convert({**table, "patterns": patterns}, Words)
