@@ -950,9 +950,11 @@ def _ways(said: Sequence[_Said]) -> ScalingTable | None:
         chosen = {name: rate * int(batches[name][1]) for name, rate in chosen.items()}
     slowest, fastest = min(chosen.values(), default=1), max(chosen.values(), default=1)
     differs = slowest < _SAME_SPEED * fastest or chosen is below or said[0].kind == "iterations"
+    are_a_series = len(chosen) > _MOST_STATED and len({*map(_form, chosen)}) == 1  # of steps
     differs &= not any(map(_PATTERNS["of_calls"].match, chosen))
     are_alike = said[0].kind != "time" or fastest < _MOST_APART * slowest
-    return _by_name(chosen, "ways") if chosen and differs and are_alike else None
+    is_sound = differs and are_alike and not are_a_series
+    return _by_name(chosen, "ways") if chosen and is_sound else None
 
 
 def _alike(said: Iterable[tuple[str, float]]) -> dict[str, float]:
@@ -966,13 +968,14 @@ def _alike(said: Iterable[tuple[str, float]]) -> dict[str, float]:
     return {name: best[0] * median(some) for name, some in shares.items() if are_alike}
 
 
-def _extremes(found: Iterable[_Said], *, is_changed: bool) -> ScalingTable | None:
+def _extremes(found: Sequence[_Said], *, is_changed: bool) -> ScalingTable | None:
     """The slowest and the fastest of a few speeds of one quantity; all if they fall with time."""
     stated: dict[tuple[str, str], list[_Said]] = {}
+    parts = {one.line for one in found if _PATTERNS["part_behind"].match(one.behind)}
     of = ""
     for one in found:
         of = one.quantity or of
-        if one.is_stated and not one.is_of_a_part:
+        if one.is_stated and not one.is_of_a_part and one.line not in parts:
             for where in (one.line, ""):  # those in one sentence first
                 stated.setdefault((of, where), []).append(one)
     early = _PATTERNS["early"].search

@@ -1308,7 +1308,7 @@ def _peer(output: JobOutput) -> EndingResult | None:
     writer = words().search("writer", event.text)
     host = writer[1] if writer else event.fields.get("host", "")
     who = capitalized(name_ranks(victims)) if is_named else f"A process{host and f' on {host}'}"
-    if {"how", "target"} & event.fields.keys() or event.name == "nccl-connect":
+    if {"how", "target"} & event.fields.keys() or event.name in ("nccl-connect", "nccl-retries"):
         target = f" ({event.fields['target']})" if "target" in event.fields else whom
         what = event.fields.get("what", "connection refused")
         line = f"{who} could not connect to another rank{target}: {what}."
