@@ -33,7 +33,7 @@ from distprof.terms import CollectiveKind
 MAX_ROWS = 100_000
 BOUND = Bound(reads="a table of operators", num_bytes=64_000_000, rows=MAX_ROWS)
 MAX_NAME = 300
-_SNIFFED_BYTES = 1 << 16
+_SNIFFED_BYTES, _LONGEST_LOG = 1 << 16, 1 << 22
 _PATTERNS = patterns_beside(__package__, "operator_table.toml")
 _LIBRARIES = ("nccl", "rccl", "c10d", "oneccl", "hccl", "hcom_")
 _COLLECTIVES = ("allreduce", "allgather", "reducescatter", "alltoall")
@@ -79,8 +79,9 @@ def _layouts() -> tuple[tuple[re.Pattern[str], _Layout], ...]:
 
 
 def fits_operator_table(source: str) -> bool:
-    """Whether a file holds such a table near its beginning; never raises for other files."""
-    data = beginning(source, _SNIFFED_BYTES)
+    """Whether a file holds such a table near its beginning or end; never raises for others."""
+    data = beginning(source, _LONGEST_LOG)
+    data = data[:_SNIFFED_BYTES] + data[_SNIFFED_BYTES:][-_SNIFFED_BYTES:]
     start = "" if begins_object(data) else _plain(data)
     own = (_PATTERNS[name] for name in ("header", "headless", "event"))
     headers = chain(own, (header for header, _ in _layouts()))
@@ -96,7 +97,7 @@ def read_operator_table(source: str) -> OperatorTable:
             text = text[: functions[0].start()] + text[longest.start() :]
         for header, layout in _layouts():
             if found := header.search(text):
-                return _with_start(source, text, _listed(source, text, found, layout))
+                return _with_start(source, text, _of_runs(source, text, found, layout))
         text = _events(text) or text
     return _operators(source, [*_rooted(_whole_lines(text.splitlines()))])
 
@@ -218,6 +219,23 @@ def _listed(source: str, text: str, header: re.Match[str], layout: _Layout) -> O
         is_from_top=bool(header[0]),
         actions=tuple(section[:2] for section in sections),
     )
+
+
+def _of_runs(
+    source: str, text: str, header: re.Match[str], layout: _Layout, num: int = 1
+) -> OperatorTable:
+    """The table below a header, and of cProfile those of other runs, each below its time."""
+    after = header.re.search(text, header.end()) if layout.program == "cProfile" else None
+    if after is None or _PATTERNS["section"].search(text):
+        return _listed(source, text, header, layout)
+    times = _PATTERNS["whole"].finditer(text, header.end(), after.start())
+    at = max((one.start() for one in times), default=after.start())
+    table = _listed(source, text[:at], header, layout)
+    other = header.re.search(rest := text[at:])
+    if other and num < _MOST_TABLES:
+        with suppress(InputError):
+            return _with_second(table, _of_runs(source, rest, other, layout, num + 1))
+    return table
 
 
 def _scaled(printed: str, scale: float) -> int:
