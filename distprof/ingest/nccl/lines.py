@@ -28,7 +28,7 @@ def assigned(text: bytes) -> dict[bytes, bytes]:
     """Variables of NCCL and their values, as scripts and commands set them; the last one counts."""
     return dict(
         pair
-        for line in _HOW["commands"].finditer(text)
+        for line in _HOW["commands"].finditer(_HOW["cures"].split(text, 1)[0])
         for pair in _HOW["assigned"].findall(line[0])
     )
 

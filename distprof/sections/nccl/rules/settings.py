@@ -90,10 +90,11 @@ def shared_memory_inside_node(nccl: NcclResult, limits: Limits) -> Iterator[Draf
     if not shared or shared < limits["shared_ratio"] * total:
         return
     where, why = only_on(nccl, INSIDE, lambda way: way.transport == "SHM"), _why(nccl)
+    case = "limited" if "LEVEL is" in why else "set" if " is set " in why else "refused"
     yield Draft(
         headline=f"{shared:,} of {total:,} connections inside nodes go through CPU memory",
         message=(f"NCCL uses shared memory (SHM){f' only{where}' if where else ''}; {why}."),
-        fix=advice("shared-memory-inside-node", "set" if " is set " in why else "refused"),
+        fix=advice("shared-memory-inside-node", case),
         confidence=Confidence.INFERRED,
         evidence=("nccl.transports", "nccl.settings"),
     )
