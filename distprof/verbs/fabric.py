@@ -133,13 +133,14 @@ def _speed(curve: FabricCurve, profile: FabricFile) -> str:
     if curve.group_size > 1 and largest >= _LARGE_BYTES and why:
         return reaches + why
     ordered = sorted(curve.points, key=lambda p: p.bytes, reverse=True)
-    if dip := _dip(curve, best):
-        return reaches + _say("dips", dip=dip[0], before=dip[1])
     beyond = [*takewhile(lambda p: 2 * p.busbw_bytes_per_s < best.busbw_bytes_per_s, ordered)][::-1]
+    of = "" if profile.origin == "nccl-tests" else " elsewhere"
+    if (dip := _dip(curve, best)) and (dip[0].bytes < best.bytes or not beyond):
+        return reaches + _say(f"dips{of}", dip=dip[0], before=dip[1])
     if beyond:
         slowest = min(p.busbw_bytes_per_s for p in beyond)
         falls = "falls" if curve.num_nodes != 1 else "falls inside"
-        return reaches + _say(falls, slowest=slowest, beyond=beyond[0].bytes)
+        return reaches + _say(f"{falls}{of}", slowest=slowest, beyond=beyond[0].bytes)
     if curve.fit is not None and not _is_loose(curve.fit):
         below = format_bytes(curve.fit.crossover_bytes)
         return f"{reaches}. Below {below}, it is latency-bound."
@@ -176,7 +177,7 @@ def _dip(curve: FabricCurve, best: FabricPoint) -> tuple[FabricPoint, float] | N
     for each in sorted(curve.points, key=lambda p: p.bytes):
         is_slow = each.busbw_bytes_per_s < _LESS * before and each.bytes > _SMALL_BYTES
         if is_slow and before > _MUCH * best.busbw_bytes_per_s:
-            return (each, before) if each.bytes < best.bytes else None
+            return each, before
         before = max(before, each.busbw_bytes_per_s)
     return None
 
