@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, reduce
 from itertools import chain, dropwhile, product, takewhile
 from math import isclose
 
@@ -95,9 +95,12 @@ def read_operator_table(source: str) -> OperatorTable:
         if functions := [*_PATTERNS["function"].finditer(text)]:
             longest = max(functions, key=lambda one: float(one[1]))
             text = text[: functions[0].start()] + text[longest.start() :]
+        every = _PATTERNS["run"].split(text)[: _MOST_TABLES + 1]
         for header, layout in _layouts():
-            if found := header.search(text):
-                return _with_start(source, text, _of_runs(source, text, found, layout))
+            if runs := [found for one in every if (found := header.search(one))]:
+                tables = [_listed(source, found.string, found, layout) for found in runs]
+                table = reduce(lambda second, one: _with_second(one, second), tables[::-1])
+                return _with_start(source, text, table)
         text = _events(text) or text
     return _operators(source, [*_rooted(_whole_lines(text.splitlines()))])
 
@@ -219,23 +222,6 @@ def _listed(source: str, text: str, header: re.Match[str], layout: _Layout) -> O
         is_from_top=bool(header[0]),
         actions=tuple(section[:2] for section in sections),
     )
-
-
-def _of_runs(
-    source: str, text: str, header: re.Match[str], layout: _Layout, num: int = 1
-) -> OperatorTable:
-    """The table below a header, and of cProfile those of other runs, each below its time."""
-    after = header.re.search(text, header.end()) if layout.program == "cProfile" else None
-    if after is None or _PATTERNS["section"].search(text):
-        return _listed(source, text, header, layout)
-    times = _PATTERNS["whole"].finditer(text, header.end(), after.start())
-    at = max((one.start() for one in times), default=after.start())
-    table = _listed(source, text[:at], header, layout)
-    other = header.re.search(rest := text[at:])
-    if other and num < _MOST_TABLES:
-        with suppress(InputError):
-            return _with_second(table, _of_runs(source, rest, other, layout, num + 1))
-    return table
 
 
 def _scaled(printed: str, scale: float) -> int:

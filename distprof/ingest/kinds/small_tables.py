@@ -950,11 +950,10 @@ def _ways(said: Sequence[_Said]) -> ScalingTable | None:
         chosen = {name: rate * int(batches[name][1]) for name, rate in chosen.items()}
     slowest, fastest = min(chosen.values(), default=1), max(chosen.values(), default=1)
     differs = slowest < _SAME_SPEED * fastest or chosen is below or said[0].kind == "iterations"
-    are_a_series = len(chosen) > _MOST_STATED and len({*map(_form, chosen)}) == 1  # of steps
+    differs &= len(chosen) <= _MOST_STATED or len({*map(_form, chosen)}) > 1  # no series of steps
     differs &= not any(map(_PATTERNS["of_calls"].match, chosen))
     are_alike = said[0].kind != "time" or fastest < _MOST_APART * slowest
-    is_sound = differs and are_alike and not are_a_series
-    return _by_name(chosen, "ways") if chosen and is_sound else None
+    return _by_name(chosen, "ways") if chosen and differs and are_alike else None
 
 
 def _alike(said: Iterable[tuple[str, float]]) -> dict[str, float]:

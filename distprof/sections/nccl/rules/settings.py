@@ -74,14 +74,13 @@ def shared_memory_inside_node(nccl: NcclResult, limits: Limits) -> Iterator[Draf
         most = max(remark.num_processes for remark in refused)
         value = setting_of(nccl, "NCCL_P2P_DISABLE")
         because = f"; NCCL_P2P_DISABLE is set to {value}" if value else ""
-        case = "set" if value else "refused"
         yield Draft(
             headline=f"GPUs have no access to each other on {counted(most, 'process')}",
             message=(
                 f"NCCL says that access by {by} is disabled, so that every byte between GPUs goes "
                 f"through CPU memory{because}."
             ),
-            fix=advice("shared-memory-inside-node", case),
+            fix=advice("shared-memory-inside-node", "set" if value else "refused"),
             confidence=Confidence.INFERRED,
             evidence=("nccl.remarks", "nccl.settings"),
         )
