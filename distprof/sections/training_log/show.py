@@ -42,6 +42,7 @@ _FAR, _BEGINNING = 3, 16  # Ratio between the two, and letters of a note that sa
 _MOST_APART = 4  # Ratio of all reports to those of the smaller group
 
 _SHORT = "GPU memory is short"
+_OF_ONE = re.compile(r"since the last report \((\d+)\): .* of one\.").search
 _FIRST = (
     "Rank ",
     "Evaluation takes",
@@ -173,6 +174,9 @@ def _line(log: TrainingLogResult) -> str:
         time = f"{_what(log)} usually takes {usual}, but {longest}: that makes the mean {mean}"
     elif modes := _modes(log):
         time = f"{time}: {modes}"
+    elif (or_all := next(filter(None, map(_OF_ONE, log.unavailable)), None)) and not _shares(log):
+        each = format_duration(round(log.mean_ns / int(or_all[1])))
+        return f"{time}, or {each} if a printed time covers {or_all[1]} {log.unit}s."
     if log.idle_ratio is None:
         use = f", at {use}" if use and not _is_skewed(log) else ""
         if any(note.startswith(_SHORT) for note in log.unavailable):
