@@ -218,7 +218,8 @@ def _shares(log: TrainingLogResult) -> dict[str, float]:
     is_few = are_typed or times.keys() <= {"optimizer", "waiting for input"}
     known = rest
     if is_few or not -MIN_IDLE_RATIO * whole <= rest <= MOST_REST_RATIO * whole:
-        every = {timer.name: timer.mean_ns for timer in log.timers}
+        most = max((timer.num_reports for timer in log.timers), default=1)
+        every = {timer.name: timer.mean_ns * timer.num_reports // most for timer in log.timers}
         rest = whole - sum(every.values())
         is_whole = len(every) > 1 and rest <= MOST_REST_RATIO * whole
         if rest >= -MIN_IDLE_RATIO * whole and (is_whole or are_typed):
