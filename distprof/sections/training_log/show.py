@@ -162,7 +162,8 @@ def _line(log: TrainingLogResult) -> str:
     if log.mean_ns is None:
         first = slower_sentence(log) or (f"The training reaches {use}." if use else "")
         no_times = f"distprof finds no iteration times in the log of {log.origin}."
-        no_times = f"Throughput: {rates}. {no_times}" if (rates := rate_text(log)) else no_times
+        low = next((f"{note} " for note in log.unavailable if note.startswith("Throughput is")), "")
+        no_times = low or (f"Throughput: {rates}. " if (rates := rate_text(log)) else "") + no_times
         how = _RECORD.get(log.origin, _TABLE["record"])
         return f"{first} {no_times} To see where time goes, {how}.".lstrip()
     usual, mean = format_duration(log.median_ns), format_duration(log.mean_ns)
@@ -216,18 +217,15 @@ def _shares(log: TrainingLogResult) -> dict[str, float]:
     rest = whole - sum(times.values())
     are_typed = log.origin.startswith(TYPED)
     is_few = are_typed or times.keys() <= {"optimizer", "waiting for input"}
-    known = rest
     if is_few or not -MIN_IDLE_RATIO * whole <= rest <= MOST_REST_RATIO * whole:
         most = max((timer.num_reports for timer in log.timers), default=1)
         every = {timer.name: timer.mean_ns * timer.num_reports // most for timer in log.timers}
-        rest = whole - sum(every.values())
-        is_whole = len(every) > 1 and rest <= MOST_REST_RATIO * whole
-        if rest >= -MIN_IDLE_RATIO * whole and (is_whole or are_typed):
-            times = every
-        elif is_few or known < 0:
+        left = whole - sum(every.values())
+        is_whole = len(every) > 1 and left <= MOST_REST_RATIO * whole
+        if left >= -MIN_IDLE_RATIO * whole and (is_whole or are_typed):
+            times, rest = every, left
+        elif is_few or rest < 0:
             return {}
-        else:
-            rest = known
     order = sorted(filter(times.get, times), key=lambda phase: -times[phase])
     shares = {phase: min(times[phase] / whole, 1.0) for phase in order[:MOST_PARTS]}
     has_backward = "forward" not in times or any("backward" in phase for phase in times)
@@ -464,8 +462,8 @@ def _time(log: TrainingLogResult) -> str:
 
 
 def _first(log: TrainingLogResult) -> str:
-    """The first report, if it is much longer: programs compile, allocate and connect in it."""
-    if not log.first_ns or not log.median_ns or log.first_ns < 2 * log.median_ns:
+    """The first report, if it is much longer, as programs compile in it, or shorter."""
+    if not log.first_ns or not log.median_ns or 0.8 < log.first_ns / log.median_ns < 2:
         return ""
     return f"{format_duration(log.first_ns)} per {log.unit}, left out of all figures"
 
