@@ -379,8 +379,8 @@ def per_number(found: list[Report]) -> list[float | None]:
     result: list[float | None] = [None]
     times = [one.time or 0.0 for one in found]
     is_minutes = not any(time % 60 for time in times) and any(a == b for a, b in pairwise(times))
-    least = _LEAST_SECONDS * (60 if is_minutes else not any(time % 1 for time in times))
-    before = found[0]
+    digit = 60 if is_minutes else not any(time % 1 for time in times)
+    least, before = _LEAST_SECONDS * digit, found[0]
     for one in found[1:]:
         span, since = one.number - before.number, (one.time or 0.0) - (before.time or 0.0)
         is_new = span > 0 and since >= least

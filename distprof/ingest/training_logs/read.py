@@ -242,12 +242,11 @@ def _slowest_run(source: str, start: bytes) -> TrainingLog | None:
         if not _are_shares(steps):
             does, units = "has", [f"{n:,} steps" for n in steps]
     if at := next((at for at, unit in enumerate(units) if unit != units[0]), 0):
-        what = f"{does} {units[0]}, run {at + 1} {units[at]}"
-        note = f"{RUN}1 in the text {what}: they cannot be compared."
+        other = f"run {at + 1} {units[at]}"
+        note = f"{RUN}1 in the text {does} {units[0]}, {other}: they cannot be compared."
         return replace(runs[0].log, notes=(note, *runs[0].log.notes))
-    are_titles = len({*names}) == len(runs)  # else the program prints them
-    if len(runs) < 2 or not are_titles or not all(times):
-        return None
+    if len(runs) < 2 or len({*names}) < len(runs) or not all(times):
+        return None  # or the program prints the names
     pairs = _pairs(names) or [(times.index(max(times)), times.index(min(times)))]
     pairs = [pair if times[pair[0]] > times[pair[1]] else pair[::-1] for pair in pairs]
     pairs.sort(key=lambda pair: times[pair[1]] / times[pair[0]])

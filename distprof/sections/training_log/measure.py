@@ -322,8 +322,8 @@ def _kendall(ns: Int64Array) -> float:
 
 def _exactly(ns: Int64Array, low: int, high: int) -> NDArray[np.bool_]:
     """Mask of the slow reports, whose bounds are those of blocks until here."""
-    inside = np.zeros(len(ns), bool)
-    inside[low:high] = True
+    at = np.arange(len(ns))
+    inside = (at >= low) & (at < high)
     if inside.all():
         return inside
     slow = ns > (float(np.median(ns[inside])) * float(np.median(ns[~inside]))) ** 0.5
@@ -333,9 +333,7 @@ def _exactly(ns: Int64Array, low: int, high: int) -> NDArray[np.bool_]:
         high += 1
     low += int(np.argmax(slow[low:high]))
     high -= int(np.argmax(slow[low:high][::-1]))
-    inside[:] = False
-    inside[low:high] = True
-    return inside
+    return (at >= low) & (at < high)
 
 
 def _printed(number: Int64Array, at: np.int64) -> int | None:
@@ -377,8 +375,7 @@ def _stage(log: TrainingLog) -> str:
     """Pipeline stage, inferred from messages with earlier and later stages; empty if unknown."""
     if log.is_of_slowest_ranks or log.facts.mesh.get("pp", 1) < 2:
         return ""
-    later = any(name in log.timers for name in _TO_LATER)
-    earlier = any(name in log.timers for name in _TO_EARLIER)
+    later, earlier = (any(one in log.timers for one in to) for to in (_TO_LATER, _TO_EARLIER))
     return {(True, False): "first", (True, True): "middle", (False, True): "last"}.get(
         (later, earlier), ""
     )

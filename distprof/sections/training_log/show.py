@@ -314,10 +314,8 @@ def _reducing(log: TrainingLogResult) -> str:
     least = 0.0 if log.origin == "DeepSpeed" else MIN_IDLE_RATIO
     if timer is None or not least <= ratio < LONG_REDUCTION:
         return ""
-    return (
-        f"The reduction of gradients ({timer.name}) takes "
-        f"{format_duration(timer.mean_ns)}, {format_ratio(ratio)} of {of}."
-    )
+    took = f"{format_duration(timer.mean_ns)}, {format_ratio(ratio)} of {of}"
+    return f"The reduction of gradients ({timer.name}) takes {took}."
 
 
 def _advice(log: TrainingLogResult) -> str:
