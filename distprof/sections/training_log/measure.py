@@ -366,8 +366,7 @@ def _timer(
 
 
 def _compute_ratio(timers: tuple[TrainingTimer, ...]) -> float | None:
-    by_name = {timer.name: timer.ratio for timer in timers}
-    known = [ratio for name in _COMPUTE if (ratio := by_name.get(name)) is not None]
+    known = [one.ratio for one in timers if one.name in _COMPUTE and one.ratio is not None]
     return sum(known) if len(known) == len(_COMPUTE) else None
 
 

@@ -162,8 +162,9 @@ def _line(log: TrainingLogResult) -> str:
     if log.mean_ns is None:
         first = slower_sentence(log) or (f"The training reaches {use}." if use else "")
         no_times = f"distprof finds no iteration times in the log of {log.origin}."
-        low = next((f"{note} " for note in log.unavailable if note.startswith("Throughput is")), "")
-        no_times = low or (f"Throughput: {rates}. " if (rates := rate_text(log)) else "") + no_times
+        no_times = f"Throughput: {rates}. {no_times}" if (rates := rate_text(log)) else no_times
+        over_all = (n for n in log.unavailable if n.startswith("Throughput over") and not first)
+        no_times = next(over_all, no_times)
         how = _RECORD.get(log.origin, _TABLE["record"])
         return f"{first} {no_times} To see where time goes, {how}.".lstrip()
     usual, mean = format_duration(log.median_ns), format_duration(log.mean_ns)
