@@ -366,6 +366,7 @@ _LONG = 160  # Characters before and behind a speed that are quoted
 _FEWEST_REPORTS = 3  # of a log that says more than words next to it
 _RANGE = 0.6  # Share of the end of a range that its beginning is, so that their mean is a time
 _SAME_SPEED = 0.95  # Share of a speed from which another is the same
+_RUNS_APART = 0.2  # Difference of two runs on as many GPUs from which their settings differ
 _FEWEST_RANKS, _SAME, _MOST_EFFICIENT = 3, 0.01, 1.2
 _form = partial(re.compile(r"\d[\d.,:]*").sub, "#")  # Lines of one kind differ in numbers only
 _NARROW = str.maketrans("（）：", "():")
@@ -602,6 +603,7 @@ def _sentence_pairs(
     found: dict[tuple[str, int], list[float]] = {}  # Several below a line that only counts.
     forms: dict[tuple[str, int], str] = {}
     pending: tuple[str, int] | None = None
+    again = 0.0  # The value that it has already.
     heading: object = None  # Whether the line that counts what is pending is one.
     values = [*chain(*(some for *_, some in lines))]
     units = ("", "/s", mode([one.unit for one in values if one.kind == kind and one.unit] or [""]))
@@ -610,6 +612,8 @@ def _sentence_pairs(
         values = [one for one in all_values if one.kind == kind and one.unit in units]
         is_named = heading and pending not in found and not values  # so a command says no other
         if not counts or (is_named and _PATTERNS["command"].fullmatch(form)):
+            if again and values and abs(values[0].per_s / again - 1) > _RUNS_APART:
+                return {}
             if pending and values and (heading or pending not in forms):
                 found.setdefault(pending, []).append(values[0].per_s)
             elif pending in found:
@@ -630,6 +634,7 @@ def _sentence_pairs(
         last = max((value.at for value in values), default=-1)
         waiting = {(of, count) for count, of, at in counts if at > last}
         pending = waiting.pop() if len(waiting) == 1 else None
+        again = found.get(pending, [0.0])[0] if pending else 0.0
         heading = pending and _PATTERNS["heading"].fullmatch(form)
     order = sorted(found) if all(len(c) == len(v) for _, c, v in lines if c and v) else found
     return {key: median(found[key]) for key in order}

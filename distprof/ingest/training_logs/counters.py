@@ -122,7 +122,8 @@ class CountersGrammar(Grammar):
         times = [one.time for one in found]
         if not found[0].has_unit and found[0].row.at_s is None:
             self.notes.append(NOTES["no_unit"])
-        if _is_since_start(found):
+        if _is_since_start(found):  # as an epoch begins, it shows the time of the one before
+            found = [a for a, b in pairwise(found) if a.time != b.time] + found[-1:]
             times = per_number(found)
         for one, time in zip(found, times, strict=True):
             self.add(one.row._replace(duration_ns=s_to_ns(time), span=None))
@@ -177,7 +178,7 @@ def _is_since_start(found: list[Report]) -> bool:
     """Whether times are those of all epochs of a run so far: they grow as the number does."""
     each = [*filter(None, per_number(found))]
     ends = [a for a, b in pairwise(found) if b.number <= a.number] + found[-1:]
-    if len(found) < FEWEST or len(each) + len(ends) < len(found):
+    if len(found) < FEWEST or len(each) + len(ends) < _RISING * len(found):
         return False
     usual, times = median(each), [(o.number + 1, o.time or 0.0) for o in (found[0], *ends)]
     return any(

@@ -207,7 +207,8 @@ class NamedNumbersGrammar(Grammar):
         if span > 1 and is_of_step and _by_stamps(found) is None:
             is_of_all = usual >= _LONG_S and span >= _MANY
             factor /= span if is_of_all else 1
-            self.notes.append(NOTES["one_or_all"].format("all" if is_of_all else "one"))
+            every = f" ({span})" if usual >= 1 and span >= _MANY else ""
+            self.notes.append(NOTES["one_or_all"].format(every, "all" if is_of_all else "one"))
         last = found[0].number
         for one, duration in zip(found, _durations(found, factor), strict=True):
             since = None if duration is None or is_of_each else max(one.number - last, 0) or None
@@ -219,8 +220,8 @@ class NamedNumbersGrammar(Grammar):
     def _factor(self, found: list[Report]) -> float:
         """Seconds in the unit of times that name none."""
         times = [one.time for one in found if one.time is not None]
-        if not times or any(one.has_unit for one in found):
-            return 1.0
+        if not times or any(one.has_unit for one in found) or 1e9 < times[0] < 2e9:
+            return 1.0  # the last are Unix times
         stamped = _by_stamps(found)
         if stamped is None:
             self.notes.append(NOTES["no_unit"])
@@ -373,11 +374,13 @@ def of_the_usual_kind(found: list[Report], fewest: int = FEWEST) -> list[Report]
 def per_number(found: list[Report]) -> list[float | None]:
     """Time of each step or epoch, from times since the start; None where the number falls.
 
-    Whole seconds are too coarse for it, unless many of them passed: None until then.
+    Whole seconds or minutes are too coarse for it, unless many of them passed: None until then.
     """
     result: list[float | None] = [None]
-    is_whole = all(float(one.time or 0).is_integer() for one in found)
-    least, before = _LEAST_SECONDS * is_whole, found[0]
+    times = [one.time or 0.0 for one in found]
+    is_minutes = not any(time % 60 for time in times) and any(a == b for a, b in pairwise(times))
+    digit = 60 if is_minutes else not any(time % 1 for time in times)
+    least, before = _LEAST_SECONDS * digit, found[0]
     for one in found[1:]:
         span, since = one.number - before.number, (one.time or 0.0) - (before.time or 0.0)
         is_new = span > 0 and since >= least

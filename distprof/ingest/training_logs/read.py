@@ -201,23 +201,22 @@ class _Run(NamedTuple):
     num_steps: int  # of its bar, if that is seen at its end, else 0
 
 
-def _runs(source: str, text: bytes) -> Iterator[_Run]:
+def _runs(source: str, text: bytes, part: str = "block") -> Iterator[_Run]:
     title = ""  # The first one since the last run: that of a part of it comes below.
-    for block in _PATTERNS["block"].finditer(text):
-        held = block["fenced"] or block["below"] or block["under"] or b""
+    for block in _PATTERNS[part].finditer(text):
+        *_, named, held = (one for one in block.groups() if one is not None)
         candidates = Candidates()
         candidates.take(held)
         found = candidates.finished()
         chosen = best_of(found) or _of_unknown([held])
         log = to_log(chosen, found, (source,), text.count(b"\n")) if chosen.rows else None
-        named = block["name"] or block["title"] or block["heading"]
         said = named.decode("utf-8", "replace").replace("`", "")
         own = re.split(r"[.?!] ", said)[-1].strip("#*>-:： \r")
         own = (_parent(text[: block.start()]) if said[:1].isspace() else "") or own
         title = title if title and isinstance(chosen, PhasesGrammar) else own
         if log is not None and (log.median_step_ns or np.isfinite(log.samples_per_s).any()):
             num_steps = chosen.num_steps if isinstance(chosen, BarGrammar) else 0
-            yield _Run(shorten(title, _MAX_NAME), log, num_steps)
+            yield _Run(title, log, num_steps)
             title = ""
 
 
@@ -231,6 +230,8 @@ def _parent(before: bytes) -> str:
 def _slowest_run(source: str, start: bytes) -> TrainingLog | None:
     """The slowest of several runs in a text; None unless their times differ."""
     runs = [*_runs(source, start)]
+    if len({run.name for run in runs}) < max(len(runs), 2):  # or the sections are runs
+        runs = [*_runs(source, start, "section")] or runs
     runs = [run for run in runs if not run.log.origin.startswith(TYPED)] or runs
     names = [run.name for run in runs]
     does, units = "times", [f"{run.log.unit}s" for run in runs]
@@ -241,17 +242,17 @@ def _slowest_run(source: str, start: bytes) -> TrainingLog | None:
         if not _are_shares(steps):
             does, units = "has", [f"{n:,} steps" for n in steps]
     if at := next((at for at, unit in enumerate(units) if unit != units[0]), 0):
-        what = f"{does} {units[0]}, run {at + 1} {units[at]}"
-        note = f"{RUN}1 in the text {what}: they cannot be compared."
+        other = f"run {at + 1} {units[at]}"
+        note = f"{RUN}1 in the text {does} {units[0]}, {other}: they cannot be compared."
         return replace(runs[0].log, notes=(note, *runs[0].log.notes))
-    are_titles = len({*names}) == len(runs)  # else the program prints them
-    if len(runs) < 2 or not are_titles or not all(times):
-        return None
+    if len(runs) < 2 or len({*names}) < len(runs) or not all(times):
+        return None  # or the program prints the names
     pairs = _pairs(names) or [(times.index(max(times)), times.index(min(times)))]
     pairs = [pair if times[pair[0]] > times[pair[1]] else pair[::-1] for pair in pairs]
     pairs.sort(key=lambda pair: times[pair[1]] / times[pair[0]])
     if times[pairs[0][0]] < _NAMED_APART * times[pairs[0][1]]:
         return None
+    names = [shorten(name, _MAX_NAME) for name in names]
     note = " ".join(
         f"{RUN}{slow + 1} in the text (“{names[slow]}”) takes {format_duration(times[slow])} per "
         f"{what}, {times[slow] / times[fast]:.2f} times as long as run {fast + 1} "

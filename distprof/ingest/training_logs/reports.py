@@ -221,7 +221,7 @@ class ReportGrammar(Grammar):
                 row, span = self.rows[other.row], max(round(other.num - one.num), 1)
                 each_ns = (row.duration_ns or 0) // span
                 self.rows[other.row] = row._replace(duration_ns=each_ns, span=span)
-            self.notes.append(NOTES["one_or_all"].format("all"))
+            self.notes.append(NOTES["one_or_all"].format("", "all"))
             return
         if is_each and printed != [s_to_ns(one.seconds["s"]) for one in self._means]:
             return

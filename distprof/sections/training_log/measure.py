@@ -69,8 +69,9 @@ def analyze_training_log(run: Run) -> TrainingLogResult:
     iteration = log.iteration[log.iteration != ABSENT]
     timed = (_timer(log, name, ns, log.is_steady) for name, ns in log.timers.items())
     timers = tuple(sorted(filter(None, timed), key=lambda timer: (-timer.mean_ns, timer.name)))
-    rates: dict[str, Any] = {name: _median(getattr(log, name)) for name in _RATES}
-    rates["tokens_per_s"] = _tokens_per_s(log)
+    rates: dict[str, Any] = {name: _usual(log, getattr(log, name)) for name in _RATES}
+    if rates["tokens_per_s"] is None and log.tokens_per_step and log.median_step_ns:
+        rates["tokens_per_s"] = log.tokens_per_step / (log.median_step_ns / 1e9)
     losses: list[float | None] = log.loss[np.isfinite(log.loss)].tolist() or [None]
     return TrainingLogResult(
         origin=log.origin,
@@ -321,8 +322,8 @@ def _kendall(ns: Int64Array) -> float:
 
 def _exactly(ns: Int64Array, low: int, high: int) -> NDArray[np.bool_]:
     """Mask of the slow reports, whose bounds are those of blocks until here."""
-    inside = np.zeros(len(ns), bool)
-    inside[low:high] = True
+    at = np.arange(len(ns))
+    inside = (at >= low) & (at < high)
     if inside.all():
         return inside
     slow = ns > (float(np.median(ns[inside])) * float(np.median(ns[~inside]))) ** 0.5
@@ -332,9 +333,7 @@ def _exactly(ns: Int64Array, low: int, high: int) -> NDArray[np.bool_]:
         high += 1
     low += int(np.argmax(slow[low:high]))
     high -= int(np.argmax(slow[low:high][::-1]))
-    inside[:] = False
-    inside[low:high] = True
-    return inside
+    return (at >= low) & (at < high)
 
 
 def _printed(number: Int64Array, at: np.int64) -> int | None:
@@ -367,8 +366,7 @@ def _timer(
 
 
 def _compute_ratio(timers: tuple[TrainingTimer, ...]) -> float | None:
-    by_name = {timer.name: timer.ratio for timer in timers}
-    known = [ratio for name in _COMPUTE if (ratio := by_name.get(name)) is not None]
+    known = [one.ratio for one in timers if one.name in _COMPUTE and one.ratio is not None]
     return sum(known) if len(known) == len(_COMPUTE) else None
 
 
@@ -376,8 +374,7 @@ def _stage(log: TrainingLog) -> str:
     """Pipeline stage, inferred from messages with earlier and later stages; empty if unknown."""
     if log.is_of_slowest_ranks or log.facts.mesh.get("pp", 1) < 2:
         return ""
-    later = any(name in log.timers for name in _TO_LATER)
-    earlier = any(name in log.timers for name in _TO_EARLIER)
+    later, earlier = (any(one in log.timers for one in to) for to in (_TO_LATER, _TO_EARLIER))
     return {(True, False): "first", (True, True): "middle", (False, True): "last"}.get(
         (later, earlier), ""
     )
@@ -394,17 +391,11 @@ def _ideal(log: TrainingLog) -> float | None:
 # The rest -----------------------------------------------------------------------------------------
 
 
-def _tokens_per_s(log: TrainingLog) -> float | None:
-    printed = _median(log.tokens_per_s)
-    tokens, ns = log.tokens_per_step, log.median_step_ns
-    if printed is not None or tokens is None or not ns:
-        return printed
-    return tokens / (ns / 1e9)
-
-
-def _median(values: Floats) -> float | None:
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if len(known) else None
+def _usual(log: TrainingLog, rates: Floats) -> float | None:
+    """Median of a rate, in steady reports if it is known there."""
+    known = np.isfinite(rates)
+    steady = known & log.is_steady if len(rates) == len(log.iteration) else known
+    return float(np.median(rates[steady if steady.any() else known])) if known.any() else None
 
 
 def _first_wait(log: TrainingLog) -> list[str]:
@@ -421,6 +412,10 @@ def _limits(log: TrainingLog, timers: tuple[TrainingTimer, ...]) -> tuple[str, .
     limits = [*log.notes, *_first_wait(log)]
     if not (log.duration_ns != ABSENT).any():
         limits.append("distprof finds no iteration times in the log.")
+        rates = log.samples_per_s[log.samples_per_s > 0][1:]
+        mean = len(rates) / (1 / rates).sum() if len(rates) else np.inf
+        usual = _usual(log, log.samples_per_s) or 0.0
+        limits += [NOTES["low_rates"].format(mean, usual)] * bool(usual > FAR_LONGER * mean)
     elif int(np.median(log.span)) > 1:
         limits.append(NOTES["means"].format(int(np.median(log.span))))
     known = {name: ns[ns != ABSENT] for name, ns in log.timers.items() if (ns != ABSENT).any()}

@@ -42,6 +42,7 @@ _FAR, _BEGINNING = 3, 16  # Ratio between the two, and letters of a note that sa
 _MOST_APART = 4  # Ratio of all reports to those of the smaller group
 
 _SHORT = "GPU memory is short"
+_OF_ONE = re.compile(r"since the last report \((\d+)\): .* of one\.").search
 _FIRST = (
     "Rank ",
     "Evaluation takes",
@@ -162,6 +163,8 @@ def _line(log: TrainingLogResult) -> str:
         first = slower_sentence(log) or (f"The training reaches {use}." if use else "")
         no_times = f"distprof finds no iteration times in the log of {log.origin}."
         no_times = f"Throughput: {rates}. {no_times}" if (rates := rate_text(log)) else no_times
+        over_all = (n for n in log.unavailable if n.startswith("Throughput over") and not first)
+        no_times = next(over_all, no_times)
         how = _RECORD.get(log.origin, _TABLE["record"])
         return f"{first} {no_times} To see where time goes, {how}.".lstrip()
     usual, mean = format_duration(log.median_ns), format_duration(log.mean_ns)
@@ -173,6 +176,9 @@ def _line(log: TrainingLogResult) -> str:
         time = f"{_what(log)} usually takes {usual}, but {longest}: that makes the mean {mean}"
     elif modes := _modes(log):
         time = f"{time}: {modes}"
+    elif (or_all := next(filter(None, map(_OF_ONE, log.unavailable)), None)) and not _shares(log):
+        each = format_duration(round(log.mean_ns / int(or_all[1])))
+        return f"{time}, or {each} if a printed time covers {or_all[1]} {log.unit}s."
     if log.idle_ratio is None:
         use = f", at {use}" if use and not _is_skewed(log) else ""
         if any(note.startswith(_SHORT) for note in log.unavailable):
@@ -212,17 +218,15 @@ def _shares(log: TrainingLogResult) -> dict[str, float]:
     rest = whole - sum(times.values())
     are_typed = log.origin.startswith(TYPED)
     is_few = are_typed or times.keys() <= {"optimizer", "waiting for input"}
-    known = rest
     if is_few or not -MIN_IDLE_RATIO * whole <= rest <= MOST_REST_RATIO * whole:
-        every = {timer.name: timer.mean_ns for timer in log.timers}
-        rest = whole - sum(every.values())
-        is_whole = len(every) > 1 and rest <= MOST_REST_RATIO * whole
-        if rest >= -MIN_IDLE_RATIO * whole and (is_whole or are_typed):
-            times = every
-        elif is_few or known < 0:
+        most = max((timer.num_reports for timer in log.timers), default=1)
+        every = {timer.name: timer.mean_ns * timer.num_reports // most for timer in log.timers}
+        left = whole - sum(every.values())
+        is_whole = len(every) > 1 and left <= MOST_REST_RATIO * whole
+        if left >= -MIN_IDLE_RATIO * whole and (is_whole or are_typed):
+            times, rest = every, left
+        elif is_few or rest < 0:
             return {}
-        else:
-            rest = known
     order = sorted(filter(times.get, times), key=lambda phase: -times[phase])
     shares = {phase: min(times[phase] / whole, 1.0) for phase in order[:MOST_PARTS]}
     has_backward = "forward" not in times or any("backward" in phase for phase in times)
@@ -311,10 +315,8 @@ def _reducing(log: TrainingLogResult) -> str:
     least = 0.0 if log.origin == "DeepSpeed" else MIN_IDLE_RATIO
     if timer is None or not least <= ratio < LONG_REDUCTION:
         return ""
-    return (
-        f"The reduction of gradients ({timer.name}) takes "
-        f"{format_duration(timer.mean_ns)}, {format_ratio(ratio)} of {of}."
-    )
+    took = f"{format_duration(timer.mean_ns)}, {format_ratio(ratio)} of {of}"
+    return f"The reduction of gradients ({timer.name}) takes {took}."
 
 
 def _advice(log: TrainingLogResult) -> str:
@@ -459,8 +461,8 @@ def _time(log: TrainingLogResult) -> str:
 
 
 def _first(log: TrainingLogResult) -> str:
-    """The first report, if it is much longer: programs compile, allocate and connect in it."""
-    if not log.first_ns or not log.median_ns or log.first_ns < 2 * log.median_ns:
+    """The first report, if it is much longer, as programs compile in it, or shorter."""
+    if not log.first_ns or not log.median_ns or 0.8 < log.first_ns / log.median_ns < 2:
         return ""
     return f"{format_duration(log.first_ns)} per {log.unit}, left out of all figures"
 
