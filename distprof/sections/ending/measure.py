@@ -14,7 +14,7 @@ from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, takewhile
+from itertools import chain, pairwise, takewhile
 
 from msgspec.structs import replace
 
@@ -42,7 +42,7 @@ from distprof.sections.table import counted
 from distprof.units import capitalized, format_bytes, format_duration, name_ranks
 
 _MAX_LINES = 200
-_MAX_QUOTE = 200
+_MAX_QUOTE, _MIN_QUOTED = 200, 40
 _MAX_SAID = 110
 _MAX_NAME = 48  # of a tensor: its graph stands before it
 _SIGNALS = {one.value: one.name for one in signal.Signals}
@@ -176,13 +176,17 @@ def _without_title(output: JobOutput) -> JobOutput:
     again += [e for e in titles if e.yields == "nan" and _of(own, "nan")]
     killed = {e.fields.get("what") for e in _of(own, "died")}
     again += [e for e in titles if e.fields.get("what", "-").capitalize() in killed]
+    ended = {_signal(e) for e in _of(own, "exit")} - {""}
+    again += [e for e in titles if e.yields == "exit" and _signal(e) in ended]
     both = {e.yields for e in titles} & {e.yields for e in own.events}
     is_told = bool(again or both & {"store", "timeout"})
     if not titles or is_told or any(cause(own) for cause in _ROOTS) or positions_of(own):
         return own
     below = (*said_in(own), *_of(own, "closing", "ignored"))
     told = "title and error" if any(max(e.line, e.again) > 1 for e in below) else "title"
-    marks = [e for e in titles if _is_title(e) and e.yields != "remedy"]
+    text = "\n".join(output.end_lines)
+    marks = [e for e in titles if _is_title(e) and e.yields != "remedy"
+             and text.count(e.fields.get("message", e.text)[:_MIN_QUOTED]) < 2]  # fmt: skip
     marked = (replace(e, fields={**e.fields, "title": told}) if e in marks else e
               for e in output.events)  # fmt: skip
     return replace(output, events=tuple(marked))
@@ -202,7 +206,8 @@ def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
     echoes = ("srun-exit", "SignalException")  # of what ended the run
     named = ((e, f"{e.name} {e.fields.get('type')}") for e in events if e.yields in ended)
     failed = {e.file: e.line for e, name in named if not name.endswith(echoes)}
-    stood = {e.file: e.line for e in events if e.yields in (*ended, *OF_WATCHDOGS)}
+    came = sorted((max(e.line, e.again), e.file, e.yields) for e in events)
+    stood = {file: line for line, file, kind in came if kind in (*ended, "job_exit", *OF_WATCHDOGS)}
     thrown = (e for e in events if e.yields == "exception" and (_is_own(e) or _is_interrupt(e)))
     raised = {e.file: e.line for e in thrown}
     ends: dict[str, int] = {}
@@ -226,7 +231,7 @@ def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
         for e in events
         if max(e.line, e.again) > ends.get(e.file, 0) or _is_title(e)
     ]
-    listed = said_in(replace(output, events=events))
+    listed = [e for e in said_in(replace(output, events=events)) if e.name != "not-started"]
     left = {e.file for e in listed if e.line <= ends.get(e.file, 0) and not _is_title(e)}
     told = [f"{file} holds earlier runs, too, which are left out." for file in ends if file in left]
     finished = {e.file for e in events if e.yields == "finished"}
@@ -601,6 +606,7 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     ]
     if not events:
         return None
+    events = _of_last_run(events)
     head = _first_of(events)
     tries = [e for e in events if e.file == head.file and abs(e.line - head.line) <= _NEAR_LINES]
     event = min(tries, key=_precedence)
@@ -615,6 +621,8 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     line, steps = _told(event) if _row(event).says else _WORDS[event.yields](event)
     if event.yields == "memory" and (at := class_of("memory-in", f"{event.text}\n{frames}\n")):
         line, steps = f"{at.says}{line}", (at.text,)
+    else:
+        line, steps = _refined(output, event.yields, line, steps)
     if event.yields == "exception" and (then := _raised_then(event, output)):
         after, _ = _exception(then)
         line = f"{line.rstrip('.')}, and then {after}" if after != line else line
@@ -637,6 +645,27 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     line, why = line.rstrip(".?!"), words().says("last call", place=place)
     text = f"{who} failed{first}: {line}."
     return _made(event.yields, text, event, *steps, why=(why,) * bool(place), ranks=ranks)
+
+
+def _refined(
+    output: JobOutput, kind: str, line: str, steps: tuple[str, ...]
+) -> tuple[str, tuple[str, ...]]:
+    """What is said of a kind of error, as other lines of the text refine it."""
+    for event in {e.name: e for e in _of(output, "refined") if e.name.startswith(kind)}.values():
+        if not line.startswith(_row(event).says.partition("{line}")[0] or "{"):
+            line, steps = _told(replace(event, fields={**event.fields, "line": line}))
+    return line, steps
+
+
+def _of_last_run(events: list[OutputEvent]) -> list[OutputEvent]:
+    """The last errors of a file that holds unlike ones far apart: runs that were appended."""
+    firsts = sorted({_key(e): e for e in reversed(events)}.values(), key=lambda e: e.line)
+    gaps = [e.line for last, e in pairwise(firsts) if e.line - last.line > _NEAR_LINES]
+    is_one = len({e.file for e in events}) == 1 and len(gaps) >= _MANY_RUNS
+    return [e for e in events if e.line >= gaps[-1]] if is_one else events
+
+
+_MANY_RUNS = 2
 
 
 def _root(output: JobOutput) -> OutputEvent | None:
@@ -739,11 +768,13 @@ def _is_avoided(event: OutputEvent, output: JobOutput) -> bool:
     )
 
 
-def _precedence(event: OutputEvent) -> tuple[int, bool, bool]:
+def _precedence(event: OutputEvent) -> tuple[int, bool, bool, bool]:
     """Of one kind, a line that names something, and is whole, explains more than another."""
+    vague = bool(words().search("vague", event.text) or words().search("quoting", event.text))
     named = (event.fields.get("names") or event.fields.get("message", ":")).rstrip()
     kind = words().kinds["precedence"].index(event.yields)
-    return kind, "assertion" not in event.fields, named.endswith((":", ": undefined"))
+    is_open = named.endswith((":", ": undefined"))
+    return kind, "assertion" not in event.fields, is_open, event.yields == "device" and vague
 
 
 def _is_near(one: OutputEvent, other: OutputEvent, most: int = _NEAR_LINES) -> bool:
@@ -782,6 +813,9 @@ def _is_of_program(event: OutputEvent) -> bool:
 
 def _memory(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     fields = event.fields
+    if "cached" in fields:  # before torch 1.4, next to what is allocated
+        kept = _in_gib(fields["held"]) + _in_gib(fields["cached"])
+        fields = {**fields, "kept": f"{kept:.2f} GiB"}
     wanted = f" when it asked for {fields['size']}" if "size" in fields else ""
     free = f"; {fields['free']} of {fields['total']} were free" if "free" in fields else ""
     sizes = ("size", "free", "total", "kept", "held")
@@ -1061,10 +1095,11 @@ def _crash(output: JobOutput) -> EndingResult | None:
     own = (f"Read the code of {stack.calls[0]}.",) if stack else own
     only = "" if event.rank is not None else capitalized(_only_ended(output))
     where = f"{library and f' in {library}'}{meaning}"
-    text = f"{only or _subject(event)} crashed: {what[:_MAX_QUOTE]}{where}."
-    steps = (*advice_on("crash", library or f"what: {what}"), *advice_on("signal", is_bus), *own)
+    line, steps = _refined(output, "loader", what, ()) if is_bus else (what, ())
+    text = f"{only or _subject(event)} crashed: {line[:_MAX_QUOTE]}{where * (not steps)}."
+    steps = steps or (*advice_on("crash", library or f"what: {what}"), *advice_on("signal", is_bus))
     why = (words().says("last call", place=stack.calls[0]),) if stack else ()
-    return _made("crash", text, event, *steps, why=why)
+    return _made("crash", text, event, *steps, *own, why=why)
 
 
 def _mismatch(output: JobOutput) -> EndingResult | None:
@@ -1932,7 +1967,7 @@ def _hinted(output: JobOutput, kind: str = "hint") -> EndingResult | None:
     if not events or not _is_at_end(events[0], output):
         return None
     if "type" not in events[0].fields:
-        told, steps = _told(events[0])
+        told, steps = _refined(output, events[0].name.partition("-")[0], *_told(events[0]))
         how = "Stuck: " if kind != "hint" and _of(output, "complaint") else ""
         return _made("hint", capitalized(how + told) + ".", events[0], *steps, state=how and STUCK)
     line, steps = _exception(events[0])
