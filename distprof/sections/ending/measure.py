@@ -14,7 +14,7 @@ from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, pairwise, takewhile
+from itertools import chain, takewhile
 
 from msgspec.structs import replace
 
@@ -46,6 +46,7 @@ _MAX_QUOTE, _MIN_QUOTED = 200, 40
 _MAX_SAID = 110
 _MAX_NAME = 48  # of a tensor: its graph stands before it
 _SIGNALS = {one.value: one.name for one in signal.Signals}
+_Said = tuple[str, tuple[str, ...]]  # what is said of an error, and what to do about it
 _NAN_NORMS = 3  # more than steps with fp16 that are skipped
 
 
@@ -174,10 +175,8 @@ def _without_title(output: JobOutput) -> JobOutput:
     later = {e.name: e.fields.keys() for e in said_in(own) if e.line > 1 and e.yields != "warning"}
     again = [e for e in titles if e.name in later and e.fields.keys() <= later[e.name]]
     again += [e for e in titles if e.yields == "nan" and _of(own, "nan")]
-    killed = {e.fields.get("what") for e in _of(own, "died")}
-    again += [e for e in titles if e.fields.get("what", "-").capitalize() in killed]
-    ended = {_signal(e) for e in _of(own, "exit")} - {""}
-    again += [e for e in titles if e.yields == "exit" and _signal(e) in ended]
+    killed = {_signal(e) for e in _of(own, "died", "exit")} - {""}
+    again += [e for e in titles if e.yields in ("died", "exit") and _signal(e) in killed]
     both = {e.yields for e in titles} & {e.yields for e in own.events}
     is_told = bool(again or both & {"store", "timeout"})
     if not titles or is_told or any(cause(own) for cause in _ROOTS) or positions_of(own):
@@ -226,12 +225,10 @@ def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
             is_past |= at + _BETWEEN_RUNS * is_end < last.get(event.file, 0)
             if is_past or event.yields == "finished":
                 ends[event.file] = max(ends.get(event.file, 0), at)
-    kept = [
-        e if e.line > ends.get(e.file, 0) or _is_title(e) else replace(e, line=e.again)
-        for e in events
-        if max(e.line, e.again) > ends.get(e.file, 0) or _is_title(e)
-    ]
-    listed = [e for e in said_in(replace(output, events=events)) if e.name != "not-started"]
+    latest = (e if e.line > ends.get(e.file, 0) or _is_title(e) else replace(e, line=e.again)
+              for e in events)  # fmt: skip
+    kept = [e for e in latest if e.line > ends.get(e.file, 0) or _is_title(e)]
+    listed = said_in(replace(output, events=events))
     left = {e.file for e in listed if e.line <= ends.get(e.file, 0) and not _is_title(e)}
     told = [f"{file} holds earlier runs, too, which are left out." for file in ends if file in left]
     finished = {e.file for e in events if e.yields == "finished"}
@@ -606,7 +603,6 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     ]
     if not events:
         return None
-    events = _of_last_run(events)
     head = _first_of(events)
     tries = [e for e in events if e.file == head.file and abs(e.line - head.line) <= _NEAR_LINES]
     event = min(tries, key=_precedence)
@@ -621,8 +617,8 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     line, steps = _told(event) if _row(event).says else _WORDS[event.yields](event)
     if event.yields == "memory" and (at := class_of("memory-in", f"{event.text}\n{frames}\n")):
         line, steps = f"{at.says}{line}", (at.text,)
-    else:
-        line, steps = _refined(output, event.yields, line, steps)
+    elif not _row(event).says:
+        line, steps = _refined(output, event.yields, (line, steps))
     if event.yields == "exception" and (then := _raised_then(event, output)):
         after, _ = _exception(then)
         line = f"{line.rstrip('.')}, and then {after}" if after != line else line
@@ -647,25 +643,11 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     return _made(event.yields, text, event, *steps, why=(why,) * bool(place), ranks=ranks)
 
 
-def _refined(
-    output: JobOutput, kind: str, line: str, steps: tuple[str, ...]
-) -> tuple[str, tuple[str, ...]]:
+def _refined(output: JobOutput, kind: str, said: _Said) -> _Said:
     """What is said of a kind of error, as other lines of the text refine it."""
     for event in {e.name: e for e in _of(output, "refined") if e.name.startswith(kind)}.values():
-        if not line.startswith(_row(event).says.partition("{line}")[0] or "{"):
-            line, steps = _told(replace(event, fields={**event.fields, "line": line}))
-    return line, steps
-
-
-def _of_last_run(events: list[OutputEvent]) -> list[OutputEvent]:
-    """The last errors of a file that holds unlike ones far apart: runs that were appended."""
-    firsts = sorted({_key(e): e for e in reversed(events)}.values(), key=lambda e: e.line)
-    gaps = [e.line for last, e in pairwise(firsts) if e.line - last.line > _NEAR_LINES]
-    is_one = len({e.file for e in events}) == 1 and len(gaps) >= _MANY_RUNS
-    return [e for e in events if e.line >= gaps[-1]] if is_one else events
-
-
-_MANY_RUNS = 2
+        said = _told(replace(event, fields={**event.fields, "line": said[0]}))
+    return said
 
 
 def _root(output: JobOutput) -> OutputEvent | None:
@@ -768,13 +750,12 @@ def _is_avoided(event: OutputEvent, output: JobOutput) -> bool:
     )
 
 
-def _precedence(event: OutputEvent) -> tuple[int, bool, bool, bool]:
+def _precedence(event: OutputEvent) -> tuple[int, bool, bool]:
     """Of one kind, a line that names something, and is whole, explains more than another."""
-    vague = bool(words().search("vague", event.text) or words().search("quoting", event.text))
     named = (event.fields.get("names") or event.fields.get("message", ":")).rstrip()
     kind = words().kinds["precedence"].index(event.yields)
-    is_open = named.endswith((":", ": undefined"))
-    return kind, "assertion" not in event.fields, is_open, event.yields == "device" and vague
+    shown = event.text if event.yields == "device" and named == ":" else f"\n{named}"
+    return kind, "assertion" not in event.fields, words().search("vague", shown) is not None
 
 
 def _is_near(one: OutputEvent, other: OutputEvent, most: int = _NEAR_LINES) -> bool:
@@ -795,9 +776,8 @@ def _frames(event: OutputEvent) -> str:
 
 
 def _is_own(event: OutputEvent) -> bool:
-    return not words().search("of_worker", event.fields.get("message", "")) and _is_of_program(
-        event
-    )
+    is_wrapped = words().search("of_worker", event.fields.get("message", ""))
+    return not is_wrapped and _is_of_program(event)
 
 
 def _is_of_program(event: OutputEvent) -> bool:
@@ -811,11 +791,8 @@ def _is_of_program(event: OutputEvent) -> bool:
     )
 
 
-def _memory(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
+def _memory(event: OutputEvent) -> _Said:
     fields = event.fields
-    if "cached" in fields:  # before torch 1.4, next to what is allocated
-        kept = _in_gib(fields["held"]) + _in_gib(fields["cached"])
-        fields = {**fields, "kept": f"{kept:.2f} GiB"}
     wanted = f" when it asked for {fields['size']}" if "size" in fields else ""
     free = f"; {fields['free']} of {fields['total']} were free" if "free" in fields else ""
     sizes = ("size", "free", "total", "kept", "held")
@@ -842,7 +819,7 @@ def _memory(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
 
 def _held_by_others(fields: Mapping[str, str]) -> float:
     """GiB of a GPU that other processes held, if they are more than the message leaves open."""
-    own = ("allocated",) if "others" in fields else ("used", "kept", "allocated")
+    own = ("allocated",) if "others" in fields else ("used", "kept", "allocated", "held")
     total, free = (_in_gib(fields.get(name, "")) for name in ("total", "free"))
     used = max(_in_gib(fields.get(name, "")) for name in own)  # a container may show 0 as used
     least = _OTHERS * total if used == _in_gib(fields.get("used", "")) else used
@@ -862,7 +839,7 @@ _UNUSED = 0.02  # Share of a GPU from which unused memory of the allocator is wo
 _MUCH = 0.1  # … from which that setting comes first.
 
 
-def _device(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
+def _device(event: OutputEvent) -> _Said:
     what = event.fields.get("what") or event.fields.get("code") or event.text[:_MAX_QUOTE]
     is_other = "code" in event.fields and not what.lower().startswith("cu")
     whose = "the NPU's driver" if "NPU" in event.text else "the driver" if is_other else "CUDA"
@@ -872,7 +849,7 @@ def _device(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     return said, (kind.text,) if kind else ()
 
 
-def _assert(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
+def _assert(event: OutputEvent) -> _Said:
     what = event.fields.get("assertion", "")
     whose = "a kernel's" if not what or re.search(r"thread: \[|Device-side", event.text) else "an"
     kind = class_of("assert", f"{whose} {what}")
@@ -880,14 +857,14 @@ def _assert(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     return f"{said}{f' ({what})' if what else ''}", (kind.text,) if kind else ()
 
 
-def _by_class(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
+def _by_class(event: OutputEvent) -> _Said:
     """What is said of an error whose line names no more than a port or a signal."""
     text = event.fields.get("port") or event.fields.get("signal", "code" * ("code" in event.fields))
     kind = class_of(event.yields, text)
     return (kind.says.format_map(event.fields), (kind.text,)) if kind else (event.text, ())
 
 
-def _exception(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
+def _exception(event: OutputEvent) -> _Said:
     message = " ".join(event.fields.get("message", "").split())
     name = re.sub(words().patterns["twice"], r"\1", event.fields.get("type", ""))
     code = _last_code(event)
@@ -928,14 +905,14 @@ def _row(event: OutputEvent) -> Expression:
     return next(row for row in expressions() if row.name == event.name)
 
 
-def _told(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
+def _told(event: OutputEvent) -> _Said:
     """What the row of an event says of it."""
     row = _row(event)
     steps = advice_on(row.name, event.text) or (row.advice,)
     return row.says.format_map(event.fields)[:_MAX_QUOTE], steps
 
 
-_WORDS: dict[str, Callable[[OutputEvent], tuple[str, tuple[str, ...]]]] = {
+_WORDS: dict[str, Callable[[OutputEvent], _Said]] = {
     "memory": _memory,
     "device": _device,
     "assert": _assert,
@@ -1095,7 +1072,7 @@ def _crash(output: JobOutput) -> EndingResult | None:
     own = (f"Read the code of {stack.calls[0]}.",) if stack else own
     only = "" if event.rank is not None else capitalized(_only_ended(output))
     where = f"{library and f' in {library}'}{meaning}"
-    line, steps = _refined(output, "loader", what, ()) if is_bus else (what, ())
+    line, steps = _refined(output, "loader" if is_bus else "crash", (what, ()))
     text = f"{only or _subject(event)} crashed: {line[:_MAX_QUOTE]}{where * (not steps)}."
     steps = steps or (*advice_on("crash", library or f"what: {what}"), *advice_on("signal", is_bus))
     why = (words().says("last call", place=stack.calls[0]),) if stack else ()
@@ -1967,7 +1944,7 @@ def _hinted(output: JobOutput, kind: str = "hint") -> EndingResult | None:
     if not events or not _is_at_end(events[0], output):
         return None
     if "type" not in events[0].fields:
-        told, steps = _refined(output, events[0].name.partition("-")[0], *_told(events[0]))
+        told, steps = _refined(output, events[0].name.partition("-")[0], _told(events[0]))
         how = "Stuck: " if kind != "hint" and _of(output, "complaint") else ""
         return _made("hint", capitalized(how + told) + ".", events[0], *steps, state=how and STUCK)
     line, steps = _exception(events[0])
