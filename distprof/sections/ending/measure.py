@@ -42,10 +42,11 @@ from distprof.sections.table import counted
 from distprof.units import capitalized, format_bytes, format_duration, name_ranks
 
 _MAX_LINES = 200
-_MAX_QUOTE = 200
+_MAX_QUOTE, _MIN_QUOTED = 200, 40
 _MAX_SAID = 110
 _MAX_NAME = 48  # of a tensor: its graph stands before it
 _SIGNALS = {one.value: one.name for one in signal.Signals}
+_Said = tuple[str, tuple[str, ...]]  # what is said of an error, and what to do about it
 _NAN_NORMS = 3  # more than steps with fp16 that are skipped
 
 
@@ -174,15 +175,17 @@ def _without_title(output: JobOutput) -> JobOutput:
     later = {e.name: e.fields.keys() for e in said_in(own) if e.line > 1 and e.yields != "warning"}
     again = [e for e in titles if e.name in later and e.fields.keys() <= later[e.name]]
     again += [e for e in titles if e.yields == "nan" and _of(own, "nan")]
-    killed = {e.fields.get("what") for e in _of(own, "died")}
-    again += [e for e in titles if e.fields.get("what", "-").capitalize() in killed]
+    killed = {_signal(e) for e in _of(own, "died", "exit")} - {""}
+    again += [e for e in titles if e.yields in ("died", "exit") and _signal(e) in killed]
     both = {e.yields for e in titles} & {e.yields for e in own.events}
     is_told = bool(again or both & {"store", "timeout"})
     if not titles or is_told or any(cause(own) for cause in _ROOTS) or positions_of(own):
         return own
     below = (*said_in(own), *_of(own, "closing", "ignored"))
     told = "title and error" if any(max(e.line, e.again) > 1 for e in below) else "title"
-    marks = [e for e in titles if _is_title(e) and e.yields != "remedy"]
+    text = "\n".join(output.end_lines)
+    marks = [e for e in titles if _is_title(e) and e.yields != "remedy"
+             and text.count(e.fields.get("message", e.text)[:_MIN_QUOTED]) < 2]  # fmt: skip
     marked = (replace(e, fields={**e.fields, "title": told}) if e in marks else e
               for e in output.events)  # fmt: skip
     return replace(output, events=tuple(marked))
@@ -202,7 +205,8 @@ def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
     echoes = ("srun-exit", "SignalException")  # of what ended the run
     named = ((e, f"{e.name} {e.fields.get('type')}") for e in events if e.yields in ended)
     failed = {e.file: e.line for e, name in named if not name.endswith(echoes)}
-    stood = {e.file: e.line for e in events if e.yields in (*ended, *OF_WATCHDOGS)}
+    came = sorted((max(e.line, e.again), e.file, e.yields) for e in events)
+    stood = {file: line for line, file, kind in came if kind in (*ended, "job_exit", *OF_WATCHDOGS)}
     thrown = (e for e in events if e.yields == "exception" and (_is_own(e) or _is_interrupt(e)))
     raised = {e.file: e.line for e in thrown}
     ends: dict[str, int] = {}
@@ -221,11 +225,9 @@ def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
             is_past |= at + _BETWEEN_RUNS * is_end < last.get(event.file, 0)
             if is_past or event.yields == "finished":
                 ends[event.file] = max(ends.get(event.file, 0), at)
-    kept = [
-        e if e.line > ends.get(e.file, 0) or _is_title(e) else replace(e, line=e.again)
-        for e in events
-        if max(e.line, e.again) > ends.get(e.file, 0) or _is_title(e)
-    ]
+    latest = (e if e.line > ends.get(e.file, 0) or _is_title(e) else replace(e, line=e.again)
+              for e in events)  # fmt: skip
+    kept = [e for e in latest if e.line > ends.get(e.file, 0) or _is_title(e)]
     listed = said_in(replace(output, events=events))
     left = {e.file for e in listed if e.line <= ends.get(e.file, 0) and not _is_title(e)}
     told = [f"{file} holds earlier runs, too, which are left out." for file in ends if file in left]
@@ -615,6 +617,8 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     line, steps = _told(event) if _row(event).says else _WORDS[event.yields](event)
     if event.yields == "memory" and (at := class_of("memory-in", f"{event.text}\n{frames}\n")):
         line, steps = f"{at.says}{line}", (at.text,)
+    elif not _row(event).says:
+        line, steps = _refined(output, event.yields, (line, steps))
     if event.yields == "exception" and (then := _raised_then(event, output)):
         after, _ = _exception(then)
         line = f"{line.rstrip('.')}, and then {after}" if after != line else line
@@ -637,6 +641,13 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     line, why = line.rstrip(".?!"), words().says("last call", place=place)
     text = f"{who} failed{first}: {line}."
     return _made(event.yields, text, event, *steps, why=(why,) * bool(place), ranks=ranks)
+
+
+def _refined(output: JobOutput, kind: str, said: _Said) -> _Said:
+    """What is said of a kind of error, as other lines of the text refine it."""
+    for event in {e.name: e for e in _of(output, "refined") if e.name.startswith(kind)}.values():
+        said = _told(replace(event, fields={**event.fields, "line": said[0]}))
+    return said
 
 
 def _root(output: JobOutput) -> OutputEvent | None:
@@ -743,7 +754,8 @@ def _precedence(event: OutputEvent) -> tuple[int, bool, bool]:
     """Of one kind, a line that names something, and is whole, explains more than another."""
     named = (event.fields.get("names") or event.fields.get("message", ":")).rstrip()
     kind = words().kinds["precedence"].index(event.yields)
-    return kind, "assertion" not in event.fields, named.endswith((":", ": undefined"))
+    shown = event.text if event.yields == "device" and named == ":" else f"\n{named}"
+    return kind, "assertion" not in event.fields, words().search("vague", shown) is not None
 
 
 def _is_near(one: OutputEvent, other: OutputEvent, most: int = _NEAR_LINES) -> bool:
@@ -764,9 +776,8 @@ def _frames(event: OutputEvent) -> str:
 
 
 def _is_own(event: OutputEvent) -> bool:
-    return not words().search("of_worker", event.fields.get("message", "")) and _is_of_program(
-        event
-    )
+    is_wrapped = words().search("of_worker", event.fields.get("message", ""))
+    return not is_wrapped and _is_of_program(event)
 
 
 def _is_of_program(event: OutputEvent) -> bool:
@@ -780,7 +791,7 @@ def _is_of_program(event: OutputEvent) -> bool:
     )
 
 
-def _memory(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
+def _memory(event: OutputEvent) -> _Said:
     fields = event.fields
     wanted = f" when it asked for {fields['size']}" if "size" in fields else ""
     free = f"; {fields['free']} of {fields['total']} were free" if "free" in fields else ""
@@ -808,7 +819,7 @@ def _memory(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
 
 def _held_by_others(fields: Mapping[str, str]) -> float:
     """GiB of a GPU that other processes held, if they are more than the message leaves open."""
-    own = ("allocated",) if "others" in fields else ("used", "kept", "allocated")
+    own = ("allocated",) if "others" in fields else ("used", "kept", "allocated", "held")
     total, free = (_in_gib(fields.get(name, "")) for name in ("total", "free"))
     used = max(_in_gib(fields.get(name, "")) for name in own)  # a container may show 0 as used
     least = _OTHERS * total if used == _in_gib(fields.get("used", "")) else used
@@ -828,7 +839,7 @@ _UNUSED = 0.02  # Share of a GPU from which unused memory of the allocator is wo
 _MUCH = 0.1  # … from which that setting comes first.
 
 
-def _device(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
+def _device(event: OutputEvent) -> _Said:
     what = event.fields.get("what") or event.fields.get("code") or event.text[:_MAX_QUOTE]
     is_other = "code" in event.fields and not what.lower().startswith("cu")
     whose = "the NPU's driver" if "NPU" in event.text else "the driver" if is_other else "CUDA"
@@ -838,7 +849,7 @@ def _device(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     return said, (kind.text,) if kind else ()
 
 
-def _assert(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
+def _assert(event: OutputEvent) -> _Said:
     what = event.fields.get("assertion", "")
     whose = "a kernel's" if not what or re.search(r"thread: \[|Device-side", event.text) else "an"
     kind = class_of("assert", f"{whose} {what}")
@@ -846,14 +857,14 @@ def _assert(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     return f"{said}{f' ({what})' if what else ''}", (kind.text,) if kind else ()
 
 
-def _by_class(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
+def _by_class(event: OutputEvent) -> _Said:
     """What is said of an error whose line names no more than a port or a signal."""
     text = event.fields.get("port") or event.fields.get("signal", "code" * ("code" in event.fields))
     kind = class_of(event.yields, text)
     return (kind.says.format_map(event.fields), (kind.text,)) if kind else (event.text, ())
 
 
-def _exception(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
+def _exception(event: OutputEvent) -> _Said:
     message = " ".join(event.fields.get("message", "").split())
     name = re.sub(words().patterns["twice"], r"\1", event.fields.get("type", ""))
     code = _last_code(event)
@@ -894,14 +905,14 @@ def _row(event: OutputEvent) -> Expression:
     return next(row for row in expressions() if row.name == event.name)
 
 
-def _told(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
+def _told(event: OutputEvent) -> _Said:
     """What the row of an event says of it."""
     row = _row(event)
     steps = advice_on(row.name, event.text) or (row.advice,)
     return row.says.format_map(event.fields)[:_MAX_QUOTE], steps
 
 
-_WORDS: dict[str, Callable[[OutputEvent], tuple[str, tuple[str, ...]]]] = {
+_WORDS: dict[str, Callable[[OutputEvent], _Said]] = {
     "memory": _memory,
     "device": _device,
     "assert": _assert,
@@ -1061,10 +1072,11 @@ def _crash(output: JobOutput) -> EndingResult | None:
     own = (f"Read the code of {stack.calls[0]}.",) if stack else own
     only = "" if event.rank is not None else capitalized(_only_ended(output))
     where = f"{library and f' in {library}'}{meaning}"
-    text = f"{only or _subject(event)} crashed: {what[:_MAX_QUOTE]}{where}."
-    steps = (*advice_on("crash", library or f"what: {what}"), *advice_on("signal", is_bus), *own)
+    line, steps = _refined(output, "loader" if is_bus else "crash", (what, ()))
+    text = f"{only or _subject(event)} crashed: {line[:_MAX_QUOTE]}{where * (not steps)}."
+    steps = steps or (*advice_on("crash", library or f"what: {what}"), *advice_on("signal", is_bus))
     why = (words().says("last call", place=stack.calls[0]),) if stack else ()
-    return _made("crash", text, event, *steps, why=why)
+    return _made("crash", text, event, *steps, *own, why=why)
 
 
 def _mismatch(output: JobOutput) -> EndingResult | None:
@@ -1932,7 +1944,7 @@ def _hinted(output: JobOutput, kind: str = "hint") -> EndingResult | None:
     if not events or not _is_at_end(events[0], output):
         return None
     if "type" not in events[0].fields:
-        told, steps = _told(events[0])
+        told, steps = _refined(output, events[0].name.partition("-")[0], _told(events[0]))
         how = "Stuck: " if kind != "hint" and _of(output, "complaint") else ""
         return _made("hint", capitalized(how + told) + ".", events[0], *steps, state=how and STUCK)
     line, steps = _exception(events[0])
