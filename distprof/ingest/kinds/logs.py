@@ -43,9 +43,8 @@ TRAINING_BOUND = Bound(
     reads="a log of a training program", num_bytes=1 << 38, rows=500_000, beyond="skipped"
 )
 
-
-# of the per-iteration series that Megatron-LM keeps for its tests
-_SERIES_SIGNS = (b'"step_interval"', b'"values"')
+# of what Hugging Face's Trainer saves, such as trainer_state.json
+_TRAINER_SIGNS = (b'"log_history": [', b'"train_runtime": ')
 
 
 def fits_training_log(source: str, *, least: int = 1) -> bool:
@@ -64,16 +63,17 @@ def _holds_iterations(source: str, least: int, *, is_text: bool, keeps_labels: b
             return False
         with opened(source, keeps_labels=keeps_labels) as stream:
             start = unwrapped(read_some(stream, _SMALL)[0])
-            if is_text and not begins_object(start):
+            is_saved = any(sign in start for sign in _TRAINER_SIGNS)
+            if is_saved or (is_text and not begins_object(start)):
                 start += read_some(stream, SNIFFED_BYTES - len(start))[0]
     except (*DAMAGE, ImportError):
         return False
-    if source.lower().endswith(_JSON):
-        text = start[:4_096].lstrip()
-        return text.startswith(b"{") and all(sign in text for sign in _SERIES_SIGNS)
     from distprof.ingest.training_logs.read import holds_iterations
+    from distprof.ingest.training_logs.tables import is_series
 
-    return holds_iterations(start, is_text=is_text, least=least)
+    if source.lower().endswith(_JSON) and not is_saved:
+        return is_series(start)
+    return holds_iterations(start, is_text=is_text or is_saved, least=least)
 
 
 def _read_training(source: str) -> TrainingLog:

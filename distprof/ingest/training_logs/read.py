@@ -20,7 +20,7 @@ from msgspec.structs import asdict, replace
 from distprof.errors import InputError
 from distprof.escape import shorten
 from distprof.hardware import load_sheet
-from distprof.ingest.files import DAMAGE, Blocks, opened, read_some, readings, refusing
+from distprof.ingest.files import DAMAGE, Blocks, beginning, opened, read_some, readings, refusing
 from distprof.ingest.training_logs.counters import CountersGrammar
 from distprof.ingest.training_logs.grammar import (
     AGAIN,
@@ -40,7 +40,7 @@ from distprof.ingest.training_logs.named_numbers import (
     as_named,
 )
 from distprof.ingest.training_logs.reports import Reports
-from distprof.ingest.training_logs.tables import ColumnsGrammar, read_series
+from distprof.ingest.training_logs.tables import ColumnsGrammar, is_series, read_series
 from distprof.ingest.training_logs.trainers import BarGrammar, LightningGrammar, compare
 from distprof.ingest.wrapped import unwrapped
 from distprof.run.logs import TrainingLog
@@ -125,7 +125,7 @@ def read_training_log(source: str) -> TrainingLog:
 
 
 def _read(source: str, *, keeps_labels: bool) -> TrainingLog:
-    if source.lower().endswith(_JSON):
+    if source.lower().endswith(_JSON) and is_series(beginning(source, _SMALL)):
         return to_log(read_series(source), (), (source,), 0)
     found: tuple[Grammar, ...]
     try:

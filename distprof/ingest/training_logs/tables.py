@@ -163,7 +163,14 @@ BOUND = Bound(
     depth=1_000,
 )
 
+_SIGNS = (b'"step_interval"', b'"values"')
 _SERIES = ("iteration-time", "iteration_timing_avg", "iteration-time-s")
+
+
+def is_series(start: bytes) -> bool:
+    """Whether a JSON file begins like the series that Megatron-LM keeps for its tests."""
+    text = start[:4_096].lstrip()
+    return text.startswith(b"{") and all(sign in text for sign in _SIGNS)
 
 
 def read_series(source: str) -> ColumnsGrammar:

@@ -3,6 +3,7 @@
 # ruff: noqa: E501 - lines of logs are as long as they are
 
 import gzip
+import json
 from pathlib import Path
 
 import numpy as np
@@ -417,6 +418,15 @@ def test_series_by_iteration_count_what_is_no_number(tmp_path):
     assert log.duration_ns.tolist() == [17_000 * MS, 12_500 * MS]
     assert log.loss[0] == 3.5
     assert log.num_unknown == 1
+
+
+def test_what_a_trainer_saves_has_its_time_at_its_end(tmp_path):
+    losses = [{"loss": 1.0, "step": n} for n in range(9_000)]
+    evaluation, whole = {"eval_runtime": 25.0}, {"train_runtime": 125.0}
+    whole |= {"train_samples_per_second": 8.0, "train_steps_per_second": 0.8}
+    state = {"log_history": [*losses, evaluation, whole]}
+    log = read(tmp_path, json.dumps(state, indent=2), "trainer_state.json")
+    assert log.duration_ns.tolist() == [1_000 * MS]  # of 125 s, 25 s are those of the evaluation
 
 
 def test_iterations_that_go_back_are_a_restart_whose_first_report_does_not_count(tmp_path):
