@@ -1797,12 +1797,10 @@ def last_printed(output: JobOutput) -> str:
     own = takewhile(lambda line: not words().search("elsewhere", line), output.end_lines)
     lines = [x for x in map(str.strip, own) if not words().search("prose", x)
              and x[:_MAX_SAID] not in told and x[:1] not in "|+"]  # fmt: skip
-    if len(output.ends) > 1:
-        return ""
     whole = (x for x in lines if len(x) >= _MIN_SAID and not words().search("harmless", x))
     trouble = next((x for x in whole if words().search("trouble", x)), "")
     printed = (x for x in reversed(lines) if words().search("printed", x))
-    if not (line := trouble or next(printed, "")):
+    if not (line := trouble or next(printed, "")) or len(output.ends) > 1:
         return ""
     line = line if len(line) <= _MAX_SAID else f"…{line[-_MAX_SAID:].lstrip()}"
     return f"{words().said['trouble' if trouble else 'last line']} “{line}”. "
