@@ -36,7 +36,13 @@ from distprof.sections.ending.positions import (
     timeout_sentences,
     took_longer,
 )
-from distprof.sections.ending.stacks import collective_in, diagnose_stacks, said_by, stacks_of
+from distprof.sections.ending.stacks import (
+    collective_in,
+    diagnose_stacks,
+    said_by,
+    said_operation,
+    stacks_of,
+)
 from distprof.sections.ending.words import words
 from distprof.sections.table import counted
 from distprof.units import capitalized, format_bytes, format_duration, name_ranks
@@ -569,8 +575,7 @@ def _cancelled(output: JobOutput) -> EndingResult | None:
         if failed and not re.search("erminated|SIGTERM|signal: 15", f"{failed.why}"):
             return replace(failed, why=(f"Then {text}", *failed.why))
     if "time" in reason and not errors and _of(output, "complaint"):
-        said = "the job is said to stand still until its time limit, and the text shows no reason"
-        return _undecided("complaint", said, "complaint")
+        return _undecided("complaint", words().said["until limit"], "complaint")
     text = f"{capitalized(text)}{' No rank failed by itself.' * (not errors)}"
     return _made("cancelled", text, event, *advice_on("cancelled", reason), ranks=())
 
@@ -1734,8 +1739,10 @@ def _backend(output: JobOutput) -> str:
 
 def _complained(output: JobOutput) -> EndingResult | None:
     """A text that says itself that the job stands still, and shows nothing else."""
-    why = next((e.fields["why"] for e in _of(output, "complaint") if "why" in e.fields), "")
     around = "\n".join((said_by(output), *output.end_lines))
+    cause = words().search("said_cause", around)
+    told = cause[cause.lastindex or 0].strip() if cause else ""
+    why = next((e.fields["why"] for e in _of(output, "complaint") if "why" in e.fields), told)
     idle = _idle_gpus(around)
     if absent := _of(output, "absent"):
         (told, steps), ranks = _told(absent[0]), absent[0].ranks()
@@ -1752,18 +1759,18 @@ def _complained(output: JobOutput) -> EndingResult | None:
     if re.search(r"NCCL INFO Channel \d", shown):
         text = "the text ends while NCCL sets up: its last lines connect channels"
         return _undecided("set-up", text, "set-up")
-    at = class_of("complaint", said_by(output)) or class_of("complaint", shown)
-    unknown = ". The text shows no reason" if at else ", but the text shows no reason"
-    found = "" if shown.startswith(words().said["trouble"]) else unknown
+    texts = (("program", around), ("complaint", said_by(output)), ("complaint", shown))
+    at = next((row for one in texts if (row := class_of(*one))), None)
     is_cut = any('File "' in line for line in output.end_lines)
-    lacks = f"It holds no time-out, end or {'whole ' * is_cut}Python stack"
+    lacks = words().says("lacks", whole="whole " * is_cut)
     if words().search("native_frames", "\n".join(next(iter(output.ends.values()), ()))):
         shown, lacks = "", "Its native stack, of a debugger, names no call that is known to wait"
-    text = f"the job is said to stand still{at.says if at else ''}{found}. {shown}{lacks}"
+    place = at.says if at else f" in {op}" if (op := said_operation(output)) else ""
+    text = f"the job is said to stand still{place}"
     if idle:
-        return _undecided("complaint", text.partition(",")[0] + idle, "complaint")
+        return _undecided("complaint", text + idle, "complaint")
     is_test = words().search("tests", around)
-    said = _undecided("complaint", text, "tests" if is_test else "complaint")
+    said = _undecided("complaint", f"{text}. {shown}{lacks}", "tests" if is_test else "complaint")
     first = words().steps["over PCIe"] if words().search("over_pcie", around) else ()
     return replace(said, next_steps=(*((at.text,) if at else ()), *first, *said.next_steps))
 
@@ -1802,11 +1809,11 @@ def last_printed(output: JobOutput) -> str:
     own = takewhile(lambda line: not words().search("elsewhere", line), output.end_lines)
     lines = [x for x in map(str.strip, own) if not words().search("prose", x)
              and x[:_MAX_SAID] not in told and x[:1] not in "|+"]  # fmt: skip
-    if not lines or len(output.ends) > 1:
-        return ""
     whole = (x for x in lines if len(x) >= _MIN_SAID and not words().search("harmless", x))
     trouble = next((x for x in whole if words().search("trouble", x)), "")
-    line = trouble or lines[-1]
+    printed = (x for x in reversed(lines) if words().search("printed", x))
+    if not (line := trouble or next(printed, "")) or len(output.ends) > 1:
+        return ""
     line = line if len(line) <= _MAX_SAID else f"…{line[-_MAX_SAID:].lstrip()}"
     return f"{words().said['trouble' if trouble else 'last line']} “{line}”. "
 

@@ -79,7 +79,7 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
         if len({_site(one) for one in waiting if _site(one)}) > 1:
             return _apart(waiting)
         count = sum(one.count for one in stacks)
-        said_op = "" if waiting else _said_operation(output)
+        said_op = "" if waiting else said_operation(output)
         says = said_by(output) if waiting else ""
         held = [one for one in stacks if one.activity in ("lock", "lock file")]
         held = held or [*(loads[:1] if of_worker else ())]
@@ -130,7 +130,7 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
     )
 
 
-def _said_operation(output: JobOutput) -> str:
+def said_operation(output: JobOutput) -> str:
     """The collective in which people say that a process stands; empty if they name none."""
     found = words().search("said_operation", said_by(output))
     return operation_kind(found[1].replace("-", "_")) if found else ""
