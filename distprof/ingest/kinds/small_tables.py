@@ -933,7 +933,7 @@ def _ways(said: Sequence[_Said]) -> ScalingTable | None:
         behind = [words.findall(one.places[1])[:1] for one in said]
         before = (words.findall(f"{one.title} {one.before}")[-1:] for one in said)
         known = [*chain(*(behind if any(behind) else before))]
-        plain = [re.sub(r"\W", "", one).lower() for one in known]
+        plain = [re.sub(r" gpus?$|\W", "", one.lower()) for one in known]
         num = next((at for at, one in enumerate(plain) if one in plain[:at]), len(plain))
         if len(known) == len(said) and num > len(by_word):
             by_word = dict(zip(known[:num], (one.per_s for one in said), strict=False))
@@ -944,6 +944,7 @@ def _ways(said: Sequence[_Said]) -> ScalingTable | None:
     places = next((column for column in columns if all(column)), ())
     placed = _alike(zip(places, (one.per_s for one in told), strict=False))
     is_open = said[0].kind == "iterations" and any(map(_counts, placed))  # their batch may grow
+    is_open |= len({q for one in told if (q := one.quantity).endswith(("epoch", "step"))}) > 1
     placed = {} if is_open or any(map(_PATTERNS["moment"].search, placed)) else placed
     counts = Counter(one.title for one in said if one.title).values()
     are_lists = max(counts, default=0) > _MOST_TOLD and len({*counts}) > 1  # of other things
