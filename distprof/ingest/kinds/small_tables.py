@@ -477,6 +477,7 @@ def _tables(lines: Iterable[str]) -> Iterator[tuple[str, list[list[str]]]]:
         split = (_PATTERNS[way].split(_PATTERNS["edges"].sub("", line)) for way in _BETWEEN)
         way, cells = next((one for one in enumerate(split) if len(one[1]) > 1), (ways, []))
         rows, ways = [] if way < ways else rows, way  # a sentence above may have commas
+        cells = [] if _BETWEEN[way] == "commas" and _PATTERNS["talk"].search(line) else cells
         if 0 < len(cells) <= _MOST_CELLS and any(map(str.isalnum, line)):
             rows.append([_clock(found) if (found := is_clock(one)) else one for one in cells])
         elif not rows:
@@ -588,9 +589,11 @@ def _rank_rates(lines: Sequence[str]) -> dict[str, float]:
     }
 
 
-def _are_unlike(lines: Iterable[str]) -> bool:
+def _are_unlike(lines: Sequence[str]) -> bool:
     """Whether all speeds of some GPUs are of models, or kinds of GPUs, that differ like numbers."""
-    told = [line for line in lines if _counts(line) and any(_values(line))]
+    ends = (below if not _counts(below) else "" for below in (*lines[1:], ""))
+    ways = zip(lines, ends, strict=False)  # and the line below, which may have the speed
+    told = [line for line, end in ways if _counts(line) and any(_values(f"{line} {end}"))]
     numbers = {count for line in told for count, *_ in _counts(line)}
     found = ([{*_PATTERNS[of].findall(one.lower())} for one in told] for of in ("size", "hardware"))
     return len(numbers) > 1 and any(all(some) and len({*chain(*some)}) > 1 for some in found)
@@ -932,8 +935,10 @@ def _ways(said: Sequence[_Said]) -> ScalingTable | None:
     """Speeds by the names of runs, or by the titles above them."""
     by_word: dict[str, float] = {}
     for words in map(_PATTERNS.__getitem__, _CONTRASTS):
-        known = [*chain(*(words.findall(f"{one.title} {one.before}")[-1:] for one in said))]
-        plain = [re.sub(r"\W", "", one).lower() for one in known]
+        behind = [words.findall(one.places[1])[:1] for one in said]
+        before = (words.findall(f"{one.title} {one.before}")[-1:] for one in said)
+        known = [*chain(*(behind if any(behind) else before))]
+        plain = [re.sub(r" gpus?$|\W", "", one.lower()) for one in known]
         num = next((at for at, one in enumerate(plain) if one in plain[:at]), len(plain))
         if len(known) == len(said) and num > len(by_word):
             by_word = dict(zip(known[:num], (one.per_s for one in said), strict=False))
@@ -944,6 +949,7 @@ def _ways(said: Sequence[_Said]) -> ScalingTable | None:
     places = next((column for column in columns if all(column)), ())
     placed = _alike(zip(places, (one.per_s for one in told), strict=False))
     is_open = said[0].kind == "iterations" and any(map(_counts, placed))  # their batch may grow
+    is_open |= len({q for one in told if (q := one.quantity).endswith(("epoch", "step"))}) > 1
     placed = {} if is_open or any(map(_PATTERNS["moment"].search, placed)) else placed
     counts = Counter(one.title for one in said if one.title).values()
     are_lists = max(counts, default=0) > _MOST_TOLD and len({*counts}) > 1  # of other things
@@ -995,7 +1001,8 @@ def _extremes(found: Sequence[_Said], *, is_changed: bool) -> ScalingTable | Non
         falls &= any(_PATTERNS["over_time"].search(one.line) for one in alike)
         if falls and early(fast.before):
             return _by_name({one.typed: one.per_s for one in alike}, "moments")
-        told = (o.line[max(len(o.told) - _LONG, 0) :][: 2 * _LONG] for o in (fast, slow))
+        starts = (o.line.rfind(" ", 0, max(len(o.told) - _LONG, 0)) + 1 for o in (fast, slow))
+        told = (o.line[at:][: 2 * _LONG] for o, at in zip((fast, slow), starts, strict=True))
         said = "; ".join(dict.fromkeys(one.strip(" #>.") for one in told))
         are_times = all(_PATTERNS["duration"].search(one.typed) for one in alike)
         both = {one.typed: one.per_s for one in (slow, fast)}
