@@ -380,7 +380,7 @@ _ENDED = {"finished", "closed"}
 _STARTS = {"setup", "calls", "joining", "preparing", "complaint", "silence", "wait", "remedy"}
 # Beginnings of what a run without times, and one that stands, is called.
 _WITHOUT_TIMES = ("losses of", "a progress bar")  # It says more that such a job finished.
-_OF_A_RUN = ("output of nccl-tests", "a speed of", "a single ", *_WITHOUT_TIMES)
+_OF_A_RUN = ("output of nccl-tests", "a speed of", "a single ", "a bar of Keras", *_WITHOUT_TIMES)
 _STOPPED = {"cancelled", "stopped"}
 _WEAK = {"agents", "closing", "waiting", *_STOPPED, *_ERROR}
 _NOT_READ = (*NOT_LOGS, ".pickle", ".toml", ".html", ".md")

@@ -1512,6 +1512,8 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
     events = [e for e in raised if _is_interrupt(e) and not is_survived(e)]
     if not events:
         return None
+    if words().search("after_interrupt", said_by(output)):
+        return _complained(output)
     events = [e for e in events if not words().search("idle_worker", _frames(e))] or events
     of_parents = [e for e in events if words().search("of_parents", _frames(e))]
     event = min(events, key=lambda e: ("frames" not in e.fields, e in of_parents))
