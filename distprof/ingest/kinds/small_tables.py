@@ -402,7 +402,9 @@ def _values(line: str) -> Iterator[_Value]:
             yield _Value(kind, per_s, max(found.start(), found.start("seconds")), found.end())
         unit = found["unit"] or found["unit_before"] or ""
         for text in filter(None, map(found.__getitem__, ("rate", "was", "after", "got"))):
-            if value := _number(text):
+            low, high = (_number(one) or 0.0 for one in (found["least"] or text, text))
+            if low > _RANGE * high:
+                value = (low + high) / 2
                 yield _Value(
                     _kind_of_rate(unit), value, found.start(), found.end(), unit[:2].lower()
                 )
