@@ -52,7 +52,7 @@ _COUNTED = (("time", "all"), ("of", "unit"), ("behind", "before"))
 """Groups for a time, its unit and the number of its steps, behind and before it."""
 
 _INSIDE = ("reduction of gradients", "communication")  # of the backward pass, perhaps
-_BARE = (b"time", b"elapsed", b"duration", b"elapsed time", b"elapsed_time", b"train time")
+_BARE = b"time,elapsed,duration,elapsed time,elapsed_time,train time,uptime".split(b",")
 _STEADY, _FALLING, _OFF = 1.2, 0.98, 0.13
 _LEAST_SECONDS = 10  # Of which a whole second is no large part
 _LONG_S, _MANY = 10.0, 10  # A longer time, of as many steps or more, is that of all of them

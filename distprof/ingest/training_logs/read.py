@@ -51,6 +51,7 @@ _JSON = (".json", ".json.gz")
 _SMALL = 1 << 16
 _SMALL_LOG = 1 << 20
 _MAX_NAME = 24  # So that a headline has room for it
+_PARTS = (TYPED, "DeepSpeed's FLOPS")  # What runs print, with headings of its own
 _TOGETHER = ("Megatron-LM", "DeepSpeed")
 """The first reports iterations, and its fork prints the timers of the second between them."""
 
@@ -232,7 +233,7 @@ def _slowest_run(source: str, start: bytes) -> TrainingLog | None:
     runs = [*_runs(source, start)]
     if len({run.name for run in runs}) < max(len(runs), 2):  # or the sections are runs
         runs = [*_runs(source, start, "section")] or runs
-    runs = [run for run in runs if not run.log.origin.startswith(TYPED)] or runs
+    runs = [run for run in runs if not run.log.origin.startswith(_PARTS)] or runs
     names = [run.name for run in runs]
     does, units = "times", [f"{run.log.unit}s" for run in runs]
     what, times = _times([run.log for run in runs])

@@ -48,13 +48,13 @@ _FEWEST_STEPS = 10
 _DIGITS, _ALIKE = 5, 1.5  # Least ratio of times to their errors, and most of two that are alike.
 _FEWEST_SPANS, _CHANGED = 3, 1.25  # Spans, and ratio of the time before them from which it is told.
 _FEWEST_RISING_SECONDS, _RISEN = 5, 1.3  # Of a span, and ratio of each to the one before it.
+_SPANS, _FAR_RISEN = 8, 1.4  # Parts of a bar of which each takes longer, and ratio of the last.
 _SEEN_LATE = 2  # If this count is the first one shown twice, the one before was seen at its end.
 _SLOW_START = 2  # Ratio of the first steps to later ones from which they are a warm-up.
 
 _LEAST_HELD, _MOST_HELD = 0.1, 1.1  # Share of a step in the bars that it holds.
 _FAR_LONGER = 10
 """Of bars without labels of a training, one with a name is meant if it ran this much longer."""
-
 
 _OTHER_BARS = {"rich": "• ".encode(), "progress": b"| Total: ", "endless": b"it ["}
 """Programs that draw bars in another way than tqdm, and a sign of each."""
@@ -151,8 +151,7 @@ class BarGrammar(Grammar):
         if span > 0 and passed >= _MIN_SECONDS:
             if self._num_rows < _MAX_SPANS:
                 self._num_rows += 1
-                ns = s_to_ns(passed / span)
-                bar.rows.append(Row(iteration=bar.before + step, duration_ns=ns, span=span))
+                bar.rows.append(Row(bar.before + step, s_to_ns(passed / span), span))
             bar.step, bar.second = step, second
 
     def finish(self) -> None:
@@ -184,9 +183,12 @@ class BarGrammar(Grammar):
             spans = longest.rows if 2 * sum(row.span or 0 for row in longest.rows) > span else []
             ends = _ends(longest)
             self.rows = ends or (len(spans) >= fewest and spans) or _whole(longest)
-            self.rows = self.rows or _printed(longest) or _whole(longest, 2)
-            self.rows = self.rows or _since_start(longest)
-            self.rows = (len(self.rows) < _FEWEST_SPANS and _rising(longest)) or self.rows
+            self.rows = (
+                self.rows or _printed(longest) or _whole(longest, 2) or _since_start(longest)
+            )
+            if len(self.rows) <= _FEWEST_SPANS:
+                tried = (_rising(longest, s) for s in (_FEWEST_RISING_SECONDS, passed // _SPANS))
+                self.rows = next(filter(None, tried), self.rows)
             self.num_steps = longest.last_step * longest.is_done
             if not ends:
                 self._add_start(longest)
@@ -204,12 +206,11 @@ class BarGrammar(Grammar):
                 self.notes.append(NOTES["evaluation"].format(format_ratio(share)))
             if span and LEAST_EVALUATION * passed < self._paused_s < passed:
                 ns = s_to_ns((passed - self._paused_s) / span)
-                self.rows = [Row(iteration=longest.last_step, duration_ns=ns, span=span)]
+                self.rows = [Row(longest.last_step, ns, span)]
                 self.notes.append(NOTES["evaluation"].format(format_ratio(self._paused_s / passed)))
             self.add_seconds(phases)
         if any(self._losses):
-            lost = NOTES["not_finite"].format(sum(self._losses), len(self._losses))
-            self.notes.append(lost)
+            self.notes.append(NOTES["not_finite"].format(sum(self._losses), len(self._losses)))
         self.notes.append(NOTES["bar"].format(_MIN_SECONDS))
 
     def _with_rollouts(self, longest: _Bar, bars: list[_Bar]) -> tuple[_Bar, dict[str, float]]:
@@ -222,9 +223,8 @@ class BarGrammar(Grammar):
             if each <= whole and not _PATTERNS["of_evaluation"].search(name):
                 seconds[name] = each * round(count / num)
         is_held = _LEAST_HELD * whole < sum(seconds.values()) <= _MOST_HELD * whole
-        if outer.is_of_epochs or not (
-            is_held and any(map(_PATTERNS["of_rollouts"].match, seconds))
-        ):
+        is_held = is_held and any(map(_PATTERNS["of_rollouts"].match, seconds))
+        if outer.is_of_epochs or not is_held:
             return longest, {}
         return outer, {plain(name.decode("utf-8", "replace")): s for name, s in seconds.items()}
 
@@ -309,7 +309,7 @@ def _ends(bar: _Bar) -> list[Row]:
         is_same = now[0] == before[0] and now != before
         runs += [[now, now]] if is_same or now[0] < before[0] or now[1] < before[1] else []
         runs[-1][1] = now
-    is_late = all(2 * first[0] >= end[0] > 0 and end[1] >= _MIN_SECONDS for first, end in runs)
+    is_late = all(2 * a >= c > 0 and 2 * b >= d >= _MIN_SECONDS for (a, b), (c, d) in runs)
     is_whole = len(runs) > 1 or (bar.is_done and len({*bar.seen}) == 1)
     ends = [end for _, end in runs] if is_late and is_whole else []
     times = zip(accumulate(step for step, _ in ends), ends, strict=True)
@@ -339,16 +339,16 @@ def _between(bar: _Bar) -> float | None:
     return float(passed.sum() / (steps[-1] - steps[0])) if is_steady else None
 
 
-def _rising(bar: _Bar) -> list[Row]:
+def _rising(bar: _Bar, least: int) -> list[Row]:
     """Short spans of a bar whose steps take longer and longer, from its start on; else none."""
     rows, step, second = [], 0, 0
     for number, now in bar.seen:
-        if number > step and now - second >= _FEWEST_RISING_SECONDS:
-            ns, span = s_to_ns((now - second) / (number - step)), number - step
-            rows.append(Row(iteration=number, duration_ns=ns, span=span))
+        if number > step and now - second >= max(least, _FEWEST_RISING_SECONDS):
+            rows.append(Row(number, s_to_ns((now - second) / (number - step)), number - step))
             step, second = number, now
     times = [row.duration_ns or 0 for row in rows]
-    is_rising = all(b > _RISEN * a for a, b in pairwise(times))
+    is_far = len(times) > _FEWEST_RISING_SECONDS and times[-1] > _FAR_RISEN * times[0]
+    is_rising = all(b >= (1 if is_far else _RISEN) * a for a, b in pairwise(times))
     return rows if is_rising and len(rows) >= _FEWEST_SPANS else []
 
 
@@ -367,7 +367,6 @@ _STEP = re.compile(r"\.optimizer_step$|^optimizer_step_with_closure")
 _HOOK = ".on_after_backward"
 _PARTS = ("model_forward", "model_backward", "optimizer_step", "get_train_batch")
 """What the first versions list instead of a batch; the forward pass counts them."""
-
 
 _FAR_BELOW = 0.7
 """Actions below this share of what the progress bar shows leave out most of an iteration."""
@@ -401,7 +400,8 @@ class LightningGrammar(Grammar):
     def take(self, block: bytes) -> None:
         """Read actions: their mean times, or their total times and numbers of calls."""
         found = _PATTERNS["action"].findall(block)
-        found += ((name, b"", *rest[::-1]) for name, *rest in _PATTERNS["stats"].findall(block))
+        totals = (row for way in ("stats", "by_total") for row in _PATTERNS[way].findall(block))
+        found += ((name, b"", *rest[::-1]) for name, *rest in totals)
         for name, mean, calls, total in found:
             each, whole, count = to_float(mean), to_float(total), int(calls or 0)
             count = count or (round(whole / each) if whole and each else 0)

@@ -238,7 +238,8 @@ def _slow_period(
 ) -> SlowPeriod | None:
     """The slow reports, by their mask, next to what is usual; None if that takes no time."""
     slow, others = ns[inside], ns[~inside]
-    if is_gradual:  # what it was at first and became; all after the first ones cost
+    if is_gradual:  # what it was at first and became; all after them cost, but for evaluations
+        ns = np.where((ns > _FAR * near(ns)) & (len(ns) > FEWEST_BLOCKS * BLOCK), near(ns), ns)
         ends = max(len(ns) // 10, min(len(ns) // 3, FEWEST_FEW))
         others, slow = ns[:ends], ns[-ends:]
     at, usual = np.flatnonzero(inside), float(np.median(others))
