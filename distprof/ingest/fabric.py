@@ -45,7 +45,7 @@ from distprof.units import format_bytes
 _STDIN = "-"
 BOUND = Bound(reads="a fabric profile", num_bytes=64 << 20)
 _MAX_LINE = 2_000
-_MAX_RANKS = 1 << 20
+_MAX_RANKS, _MOST_MEANS = 1 << 20, 3
 
 _SAYS = patterns_beside(__package__, "fabric.toml")
 _VERBS_BYTES = {"MB": 1 << 20, "MiB": 1 << 20, "Gb": 1e9 / 8}
@@ -61,7 +61,8 @@ _ROUNDING = 0.005
 
 _KEEP_ALL = "keep the complete output, with the command and the lines that list the GPUs"
 _OTHER = "the table is of another program than nccl-tests"
-_KEEP_ROWS = "keep the rows of larger sizes, or test them (-b 1M -e 4G -f 2)"
+_KEEP_ROWS = "keep whole rows of large sizes, or test them (-b 1M -e 4G -f 2)"
+_CUT = "output of nccl-tests, cut before the rows of its table"
 _refuse = refusing(
     expected=f"a fabric profile, at most {BOUND.num_bytes >> 20} MiB",
     fix="name a file that can be read whole: the part that nccl-tests printed is enough",
@@ -140,17 +141,17 @@ def best_of_test(text: str) -> tuple[str, dict[int, str]]:
     lines = text.splitlines()
     tables = list(_tables(lines))
     best = [_best(t) for t in tables if any(h[2] for row in t.rows for h in row.halves)]
-    mean = [found for found in map(_SAYS["mean"].search, lines) if found]
+    mean = [f"{float(one[1]):.3g} GB/s" for one in map(_SAYS["mean"].search, lines) if one]
     listed = sorted({pair for table in tables for pair in table.hosts.items()})
     hosts = dict(listed)
     if len(hosts) < len(listed):  # tests on different hosts: no rank has one
         hosts = {~place: host for place, (_, host) in enumerate(listed)}
     if best:
         return f"In nccl-tests, {best[-1]}.", hosts
-    said = [f"In nccl-tests, the mean bus bandwidth is {float(one[1]):.3g} GB/s." for one in mean]
     if any(table.rows for table in tables):
-        said = [f"nccl-tests measured {_OF_ONE_RANK}."]
-    return (said or [""])[-1], hosts
+        return f"nccl-tests measured {_OF_ONE_RANK}.", hosts
+    means = f"In nccl-tests, the mean bus bandwidth is {', '.join(mean[:_MOST_MEANS])}."
+    return means * bool(mean), hosts
 
 
 def _own(data: bytes, source: str) -> FabricFile:
@@ -195,16 +196,13 @@ def _nccl_tests(lines: Sequence[str], source: str) -> FabricFile:
     curves = [curve for table in tables for curve in _curves(table, source, notes)]
     if not curves:
         apart = max(len(table.first_ranks) for table in every)
-        if apart:
-            found = "output of nccl-tests, cut before the rows of its table"
+        if apart or any(map(_SAYS["start"].search, lines)):
             is_alone = apart > 1 or max(len(table.hosts) for table in every) == 1
+            found = _OF_ONE_RANK if is_alone else best_of_test("\n".join(lines))[0].rstrip(".")
             if apart > 1:
                 found = f"{apart} tests that ran each by itself, and no row of their tables"
-            elif is_alone:
-                found = _OF_ONE_RANK
-            raise StatementError(
-                source, expected="rows", found=found, fix=_JOIN if is_alone else _KEEP_ROWS
-            )
+            found, fix = found or _CUT, _JOIN if is_alone else _KEEP_ROWS
+            raise StatementError(source, expected="rows", found=found, fix=fix)
         raise InputError(
             source,
             expected="a fabric profile of distprof bench, or output of nccl-tests",

@@ -26,6 +26,7 @@ from distprof.errors import InputError
 from distprof.ingest.communication import classifier_for, collective_kind
 from distprof.ingest.files import beginning, refusing, whole
 from distprof.ingest.kinds import Source
+from distprof.ingest.kinds.logs import TRAINING_LOG
 from distprof.ingest.wrapped import begins_object, untagged
 from distprof.run.evidence import OperatorTable, TableOperator
 from distprof.terms import CollectiveKind
@@ -79,13 +80,16 @@ def _layouts() -> tuple[tuple[re.Pattern[str], _Layout], ...]:
 
 
 def fits_operator_table(source: str) -> bool:
-    """Whether a file holds such a table near its beginning or end; never raises for others."""
+    """Whether a file begins or ends with one that shows more than its log does; never raises."""
     data = beginning(source, _LONGEST_LOG)
     data = data[:_SNIFFED_BYTES] + data[_SNIFFED_BYTES:][-_SNIFFED_BYTES:]
     start = "" if begins_object(data) else _plain(data)
     own = (_PATTERNS[name] for name in ("header", "headless", "event"))
     headers = chain(own, (header for header, _ in _layouts()))
-    return bool(start) and any(header.search(start) for header in headers)
+    first = next((one for one in headers if start and one.search(start)), None)
+    if first is None or not TRAINING_LOG.fits(source):
+        return first is not None
+    return first is _PATTERNS["header"] and not TRAINING_LOG.read(source).timers
 
 
 def read_operator_table(source: str) -> OperatorTable:
@@ -244,7 +248,7 @@ def _operators(source: str, every: Sequence[str], num_before: int = 0) -> Operat
     operators: list[TableOperator] = []
     totals: dict[str, int | None] = {}
     rows, others = list[dict[str, str]](), list[str]()
-    num_broken, notes = 0, list[str]()
+    num_broken = 0
     for line in chain(first, (line.removeprefix(prefix) for line in lines)):
         if total := _PATTERNS["total"].match(line.strip()):
             totals.setdefault(total[1], _ns(total[2].strip()))
@@ -269,7 +273,7 @@ def _operators(source: str, every: Sequence[str], num_before: int = 0) -> Operat
         _refuse(source, "own times of the GPU below 0, so that its times are wrong")
     if not operators:
         _refuse(source, f"no readable row, {num_broken:,} unreadable rows")
-    notes += [f"Unreadable rows, skipped: {num_broken:,}."] * (num_broken > 0)
+    notes = [f"Unreadable rows, skipped: {num_broken:,}."] * (num_broken > 0)
     if not device and any(re.fullmatch(r"(?!CPU)\w+ total", name) for name in columns):
         notes.append("The table has no own times of the GPU.")
     known = {what: one.ns for what, one in whole.items()}
@@ -453,7 +457,7 @@ def _ns(text: str) -> int | None:
 SOURCES = (
     Source(
         bound=BOUND,
-        place=85,
+        place=79,
         origin="table of operators",
         name="a table of operators",
         fits=fits_operator_table,

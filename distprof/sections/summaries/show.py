@@ -693,9 +693,10 @@ def _operators(result: OperatorTableResult) -> list[str]:
     if busy < _LITTLE and _in_calls(result) and (calls := _longest(result.rows, "self_cpu_ns")):
         return [_say("start", table=result, calls=calls)]
     if busy < MIN_BUSY_RATIO:
-        lead = [_say("idle", busy=busy), *_known_work(result)]
+        of = "steps'" if steps and result.self_device_ns else "CPU's"
+        lead = [_say("idle", busy=busy, of=of), *_known_work(result)]
         if len(lead) > 1 and _WAITING in lead[1]:
-            lead = [lead[1], _say("idle after waits", busy=busy)]
+            lead = [lead[1], _say("idle after waits", busy=busy, of=of)]
         if 0 < max(row.num_calls for row in result.rows) <= _FEW_CALLS:
             lead.append(_TABLE["first"])
     first = next((part for part in result.parts if part.num_calls is not None), None)

@@ -303,6 +303,24 @@ def test_tests_that_did_not_join_are_named_even_without_rows(tmp_path):
         read_fabric(str(log))
 
 
+def test_the_mean_is_shown_where_prints_break_the_rows(tmp_path):
+    path = tmp_path / "all_reduce.log"
+    start = "# nThread 1 nGpus 1 minBytes 536870912 maxBytes 536870912 step: 1048576(bytes)\n"
+    path.write_text(
+        f"{start}#   Rank  0 Pid  4100 on  alpha device  0 [0x00] Tesla V100-SXM2-32GB\n"
+        "#   Rank  1 Pid  1800 on   beta device  0 [0x00] Tesla V100-SXM2-32GB\n"
+        "  536870912     134217728   float     sumelapsed_a: 0.238\n"
+        "   238609    2.25    2.25    N/Aelapsed_b: 0.238\n"
+        "   238609    2.25    2.25    N/A\n"
+        "# Avg bus bandwidth    : 2.25\n"
+    )
+    with pytest.raises(InputError, match=r"the mean bus bandwidth is 2\.25 GB/s"):
+        read_fabric(str(path))
+    path.write_text(start)
+    with pytest.raises(InputError, match="cut before the rows of its table"):
+        read_fabric(str(path))
+
+
 def test_tests_of_one_size_each_are_one_of_all_sizes(tmp_path):
     log = tmp_path / "sweep.log"
     rank = "#   Rank  {0} Pid   {1} on node-a device  {0} [0x0{0}] NVIDIA GeForce RTX 4090\n"
