@@ -642,6 +642,7 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
         who, ranks = _subject(root), (root.rank or 0,)
     others = [e for e in said_in(output) if e.rank not in (None, *ranks)]
     is_before = all(e.line > event.line or e.file != event.file for e in others)
+    is_before &= not any("root" in e.fields for e in others)  # one that its launcher saw first
     first = " first" if others and is_before and len(ranks) == 1 else ""
     line, why = line.rstrip(".?!"), words().says("last call", place=place)
     text = f"{who} failed{first}: {line}."
