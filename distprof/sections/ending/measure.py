@@ -641,9 +641,8 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     if root is not None and (ranks == (root.rank,) if ranks else is_one):
         who, ranks = _subject(root), (root.rank or 0,)
     others = [e for e in said_in(output) if e.rank not in (None, *ranks)]
-    is_before = all(e.line > event.line or e.file != event.file for e in others)
-    is_before &= not any("root" in e.fields for e in others)  # one that its launcher saw first
-    first = " first" if others and is_before and len(ranks) == 1 else ""
+    prior = ("root" in e.fields or (e.line <= event.line and e.file == event.file) for e in others)
+    first = " first" if others and len(ranks) == 1 and not any(prior) else ""
     line, why = line.rstrip(".?!"), words().says("last call", place=place)
     text = f"{who} failed{first}: {line}."
     return _made(event.yields, text, event, *steps, why=(why,) * bool(place), ranks=ranks)
