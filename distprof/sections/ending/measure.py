@@ -215,13 +215,13 @@ def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
     stood = {file: line for line, file, kind in came if kind in (*ended, "job_exit", *OF_WATCHDOGS)}
     thrown = (e for e in events if e.yields == "exception" and (_is_own(e) or _is_interrupt(e)))
     raised = {e.file: e.line for e in thrown}
-    ends: dict[str, int] = {}
+    ends: Counter[str] = Counter()
     begun = {e.file: e.line for e in _of(output, "begun")}
     for event in _of(output, "begun"):
         is_apart = bool(re.search("^nohup: |Rank of current process", event.text))
         is_apart |= event.line < stood.get(event.file, 0)
         if _is_begun_again(event, events) and (is_apart or _trains(event, output)):
-            ends[event.file] = max(ends.get(event.file, 0), event.line - 1)
+            ends[event.file] = max(ends[event.file], event.line - 1)
     for event in events:
         is_end = event.fields.get("what") in whole or ("root" in event.fields and is_one_host)
         is_end &= event.line < begun.get(event.file, sys.maxsize)  # launchers here say it
@@ -230,13 +230,13 @@ def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
             is_past = is_end and not _is_at_end(event, output) and _trains(event, output)
             is_past |= at + _BETWEEN_RUNS * is_end < last.get(event.file, 0)
             if is_past or event.yields == "finished":
-                ends[event.file] = max(ends.get(event.file, 0), at)
-    latest = (e if e.line > ends.get(e.file, 0) or _is_title(e) else replace(e, line=e.again)
-              for e in events)  # fmt: skip
-    kept = [e for e in latest if e.line > ends.get(e.file, 0) or _is_title(e)]
+                ends[event.file] = max(ends[event.file], at)
+    later = ((e, e.line > ends[e.file] or e.yields == "refined" or _is_title(e)) for e in events)
+    kept = [e if is_own else replace(e, line=e.again) for e, is_own in later
+            if is_own or e.again > ends[e.file]]  # fmt: skip
     listed = said_in(replace(output, events=events))
-    left = {e.file for e in listed if e.line <= ends.get(e.file, 0) and not _is_title(e)}
-    told = [f"{file} holds earlier runs, too, which are left out." for file in ends if file in left]
+    left = {e.file for e in listed if e.line <= ends[e.file] and not _is_title(e)}
+    told = [f"{f} holds earlier failures, too, which are left out." for f in ends if f in left]
     finished = {e.file for e in events if e.yields == "finished"}
     titles = (e for e in events if _is_title(e) and e.file in finished & ends.keys())
     told += [words().said["title after"].format(line=ends[e.file]) for e in titles]
@@ -641,8 +641,8 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     if root is not None and (ranks == (root.rank,) if ranks else is_one):
         who, ranks = _subject(root), (root.rank or 0,)
     others = [e for e in said_in(output) if e.rank not in (None, *ranks)]
-    is_before = all(e.line > event.line or e.file != event.file for e in others)
-    first = " first" if others and is_before and len(ranks) == 1 else ""
+    prior = ("root" in e.fields or (e.line <= event.line and e.file == event.file) for e in others)
+    first = " first" if others and len(ranks) == 1 and not any(prior) else ""
     line, why = line.rstrip(".?!"), words().says("last call", place=place)
     text = f"{who} failed{first}: {line}."
     return _made(event.yields, text, event, *steps, why=(why,) * bool(place), ranks=ranks)

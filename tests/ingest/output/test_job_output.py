@@ -70,7 +70,7 @@ def test_only_a_file_with_several_runs_is_said_to_hold_several() -> None:
     told = {
         name
         for name in EXPECTED
-        if any("holds earlier runs" in why
+        if any("holds earlier failures" in why
                for why in diagnose_output(read_job_output(str(GOLDEN / name))).why)
     }  # fmt: skip
     assert told == several
