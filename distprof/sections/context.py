@@ -20,6 +20,7 @@ from distprof.sections.job import NO_RUN_DIRECTORY
 from distprof.sections.overlap import AxisOverlap, RankOverlap
 from distprof.sections.settings import RankInput
 from distprof.sections.time import RankWaterfall, StepBreakdown
+from distprof.terms import IdleCause
 from distprof.units import name_ranks
 
 
@@ -339,11 +340,8 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     # For each row of COLLECTIVES, index of the window in which it ends, or on a CPU of the step
     # that issued it; ABSENT outside.
     collective_step: NDArray[np.int32]
-    input_ns: Int64Array  # Idle time blamed on input, per analysed step.
+    idle_ns: Mapping[IdleCause, Int64Array]  # Idle time blamed on each cause, per analysed step.
     computation_ns: Int64Array  # Computation, per analysed step.
-    idle_host_ns: Int64Array  # Idle time blamed on the CPU, per analysed step.
-    # Idle time blamed on waiting for communication, per analysed step.
-    idle_comm_wait_ns: Int64Array
     # Idle time at the end of each analysed step, whatever the cause.
     tail_ns: Int64Array = np.empty(0, np.int64)
     is_cpu: bool = False  # Whether CPU threads were measured.

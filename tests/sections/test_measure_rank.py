@@ -10,7 +10,7 @@ from msgspec.structs import fields, replace
 from distprof.run.tables import RankTables
 from distprof.schema import ABSENT, Table
 from distprof.sections.context import KernelSteps, LaunchBounds, MainLine, RankAnalysis
-from distprof.terms import ActivityKind, CollectiveKind
+from distprof.terms import ActivityKind, CollectiveKind, IdleCause
 from tests.builders import RankBuilder
 from tests.sections.measured import measured, sync_calls
 
@@ -69,6 +69,7 @@ def comparable(analysis: RankAnalysis) -> dict:
         plain[name] = (getattr(analysis, name) - start).tolist() if len(start) else []
     return {
         **plain,
+        "idle_ns": {cause: ns.tolist() for cause, ns in analysis.idle_ns.items()},
         "line": _since_its_start(analysis.line),
         "kernel_steps": _by_name(analysis.kernel_steps),
     }
@@ -138,8 +139,8 @@ def test_idle_causes_are_a_partition_of_the_idle_time(rank_and_waits, windows):
     assert sum(causes) == idle["idle_ns"] == sum(step.idle_ns for step in analysis.steps)
     assert min(causes) >= 0
     assert sum(call.idle_ns for call in sync_calls(analysis)) == idle["sync_ns"]
-    assert analysis.input_ns.sum() == idle["input_ns"]
-    assert analysis.idle_host_ns.sum() == idle["host_ns"]
+    assert analysis.idle_ns[IdleCause.INPUT].sum() == idle["input_ns"]
+    assert analysis.idle_ns[IdleCause.HOST].sum() == idle["host_ns"]
 
 
 @st.composite
