@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -320,6 +320,16 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True):
     every_step: bool = False
 
 
+class ExposedRows(NamedTuple):
+    """Exposed time of each row of COLLECTIVES inside the windows.
+
+    Time that several rows expose together is counted in one of them.
+    """
+
+    ns: Int64Array
+    wait_ns: Int64Array  # The same for its wait; ABSENT if not matched.
+
+
 class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     """All measurements of one rank alone; small enough to cross a process boundary."""
 
@@ -333,10 +343,7 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     cpu_pauses: tuple[PauseStats, ...]
     waterfall: RankWaterfall  # Exact sum over all analysed steps.
     kernels: tuple[KernelStats, ...]  # Computation, communication and copy rows by name.
-    # For each row of COLLECTIVES, exposed time inside the windows; time that several rows expose
-    # together is counted in one of them.
-    exposed_ns: Int64Array
-    exposed_wait_ns: Int64Array  # The same for its wait; ABSENT if not matched.
+    exposed: ExposedRows
     # For each row of COLLECTIVES, index of the window in which it ends, or on a CPU of the step
     # that issued it; ABSENT outside.
     collective_step: NDArray[np.int32]

@@ -69,6 +69,7 @@ def comparable(analysis: RankAnalysis) -> dict:
         plain[name] = (getattr(analysis, name) - start).tolist() if len(start) else []
     return {
         **plain,
+        "exposed": [column.tolist() for column in analysis.exposed],
         "idle_ns": {cause: ns.tolist() for cause, ns in analysis.idle_ns.items()},
         "line": _since_its_start(analysis.line),
         "kernel_steps": _by_name(analysis.kernel_steps),
@@ -269,8 +270,8 @@ def test_dividing_a_window_divides_its_measures(rank_and_waits, windows, cut):
     parts = measured(rank, windows=divided, wait_end=waits)
     for unchanged in ("overlap", "axes", "waterfall", "idle", "cpu_pauses", "kernels"):
         assert getattr(parts, unchanged) == getattr(whole, unchanged)
-    assert parts.exposed_ns.tolist() == whole.exposed_ns.tolist()
-    assert parts.exposed_wait_ns.tolist() == whole.exposed_wait_ns.tolist()
+    assert parts.exposed.ns.tolist() == whole.exposed.ns.tolist()
+    assert parts.exposed.wait_ns.tolist() == whole.exposed.wait_ns.tolist()
 
 
 # Refusals -----------------------------------------------------------------------------------------
