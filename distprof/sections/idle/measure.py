@@ -456,7 +456,7 @@ def rank_cpu_pauses(causes: IdleCauses | None) -> tuple[PauseStats, ...]:
     return causes.pauses if causes else ()
 
 
-def rank_idle_ns(windows: Intervals, causes: IdleCauses | None) -> dict[IdleCause, Int64Array]:
+def rank_idle_ns(windows: Intervals, causes: IdleCauses | None) -> Mapping[IdleCause, Int64Array]:
     """Idle time in each window due to each cause; 0 if the causes are unknown."""
     by_cause = causes.causes if causes else dict.fromkeys(IdleCause, EMPTY)
     return {cause: covered(windows, blamed) for cause, blamed in by_cause.items()}
@@ -467,7 +467,7 @@ def rank_idle(
     steps: tuple[StepBreakdown, ...],
     windows: Intervals,
     causes: IdleCauses | None,
-    idle_ns: dict[IdleCause, Int64Array],
+    idle_ns: Mapping[IdleCause, Int64Array],
     activity: Table,
     inside: NDArray[np.bool_],
 ) -> RankIdle | None:
