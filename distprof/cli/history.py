@@ -122,9 +122,10 @@ def show(
 
     output.check(HISTORY)
     from distprof.config import load_config
-    from distprof.verbs.history import HISTORY_METRICS, find_history_metric, trace_metric
+    from distprof.verbs.gate.baseline import find_metric
+    from distprof.verbs.history import HISTORY_METRICS, trace_metric
 
-    metric = find_history_metric(name)
+    metric = find_metric(name, HISTORY_METRICS)
     if metric is None:
         names = ", ".join(metric.name for metric in HISTORY_METRICS)
         raise UsageError(f"no metric {name!r}: choose from {names}")

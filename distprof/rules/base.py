@@ -135,6 +135,11 @@ class Evidence:
         return True
 
     @property
+    def mean_step_ns(self) -> int | None:
+        """Length of the mean step, to which costs are compared; None if this does not tell it."""
+        return None
+
+    @property
     def recoverable_ns(self) -> Mapping[str, int]:
         """Key of each simulated scenario to the step time that it recovers, ns."""
         return {}
@@ -149,11 +154,15 @@ class Limit(msgspec.Struct, frozen=True):
 
     value: float
     meaning: str
+    # Whether findings that cost a smaller share of the mean step are left out.
+    is_least_cost: bool = False
 
 
-def worth(share: float) -> Limit:
-    """The smallest share of the step that a finding must cost."""
-    return Limit(share, "smallest share of the step that is worth reporting")
+def worth(
+    share: float, meaning: str = "smallest share of the step that is worth reporting"
+) -> Limit:
+    """The smallest share of the mean step that a finding must cost, or it is left out."""
+    return Limit(share, meaning, is_least_cost=True)
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,7 +218,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     text: str  # The page, or what it detects alone: the docstring of the check.
     # Sections that ``text`` leaves out; empty if ``pages.toml`` next to the check has them.
     shared: str = ""
-    check: Check  # Called with one result per type in ``needs``, then limits if there are any.
+    check: Check  # Called with one result per type in ``needs``, then limits if it takes them.
 
     @property
     def subject(self) -> Subject:
@@ -254,9 +263,10 @@ def rule(
 ) -> Callable[[Check], Rule]:
     """Turn a check function into a :class:`Rule`.
 
-    The types of its parameters are the results that it needs; the last one of a rule with limits is
-    ``limits``. The name of the rule is that of the function; its page is the docstring, with the
-    sections that it does not write itself from ``pages.toml`` next to the function.
+    The types of its parameters are the results that it needs; the last one is ``limits``, unless
+    the engine alone compares with them (:func:`worth`). The name of the rule is that of the
+    function; its page is the docstring, with the sections that it does not write itself from
+    ``pages.toml`` next to the function.
     """
 
     def decorate(check: Check) -> Rule:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from inspect import signature
 from typing import Protocol, TypeAlias
 
 import msgspec
@@ -254,13 +255,23 @@ def _run(
     if missing:
         return [], f"the analysis has no {', '.join(missing)}"
     try:
-        return list(rule.check(*given, *[limits] * bool(rule.limits))), ""
+        takes_limits = len(signature(rule.check).parameters) > len(given)
+        drafts = list(rule.check(*given, *[limits] * takes_limits))
     except InsufficientEvidenceError as lack:
         return [], str(lack)
     except Exception as error:
         if debug:
             raise
         return [], f"failed: {type(error).__name__}: {error}"
+    steps_ns = [step_ns for one in given if one and (step_ns := one.mean_step_ns)]
+    shares = [limits[name] for name, limit in rule.limits.items() if limit.is_least_cost]
+    return [draft for draft in drafts if _is_worth(draft, steps_ns, shares)], ""
+
+
+def _is_worth(draft: Draft, steps_ns: Sequence[int], shares: Sequence[float]) -> bool:
+    """Whether its cost is at least these shares of the mean step, if both are known."""
+    cost = draft.cost_ns_per_step
+    return cost is None or all(cost / ns >= share for ns in steps_ns for share in shares)
 
 
 def _resolve(overrides: Overrides) -> dict[str, dict[str, float]]:

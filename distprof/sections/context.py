@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -20,6 +20,7 @@ from distprof.sections.job import NO_RUN_DIRECTORY
 from distprof.sections.overlap import AxisOverlap, RankOverlap
 from distprof.sections.settings import RankInput
 from distprof.sections.time import RankWaterfall, StepBreakdown
+from distprof.terms import IdleCause
 from distprof.units import name_ranks
 
 
@@ -319,6 +320,16 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True):
     every_step: bool = False
 
 
+class ExposedRows(NamedTuple):
+    """Exposed time of each row of COLLECTIVES inside the windows.
+
+    Time that several rows expose together is counted in one of them.
+    """
+
+    ns: Int64Array
+    wait_ns: Int64Array  # The same for its wait; ABSENT if not matched.
+
+
 class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     """All measurements of one rank alone; small enough to cross a process boundary."""
 
@@ -332,18 +343,12 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     cpu_pauses: tuple[PauseStats, ...]
     waterfall: RankWaterfall  # Exact sum over all analysed steps.
     kernels: tuple[KernelStats, ...]  # Computation, communication and copy rows by name.
-    # For each row of COLLECTIVES, exposed time inside the windows; time that several rows expose
-    # together is counted in one of them.
-    exposed_ns: Int64Array
-    exposed_wait_ns: Int64Array  # The same for its wait; ABSENT if not matched.
+    exposed: ExposedRows
     # For each row of COLLECTIVES, index of the window in which it ends, or on a CPU of the step
     # that issued it; ABSENT outside.
     collective_step: NDArray[np.int32]
-    input_ns: Int64Array  # Idle time blamed on input, per analysed step.
+    idle_ns: Mapping[IdleCause, Int64Array]  # Idle time blamed on each cause, per analysed step.
     computation_ns: Int64Array  # Computation, per analysed step.
-    idle_host_ns: Int64Array  # Idle time blamed on the CPU, per analysed step.
-    # Idle time blamed on waiting for communication, per analysed step.
-    idle_comm_wait_ns: Int64Array
     # Idle time at the end of each analysed step, whatever the cause.
     tail_ns: Int64Array = np.empty(0, np.int64)
     is_cpu: bool = False  # Whether CPU threads were measured.

@@ -34,9 +34,6 @@ from distprof.sections.picture.measure import steps_to_draw
 from distprof.terms import UNKNOWN_AXIS, ActivityKind
 from distprof.units import fold_ranks, name_ranks
 
-Progress = Callable[[int, int], None]
-"""Function that gets the number of measured ranks and the number of all ranks."""
-
 
 class Mapper(Protocol):
     """Anything that maps like ``concurrent.futures.Executor``; results in order of the inputs."""
@@ -67,7 +64,6 @@ def measure_run(
     run: Run,
     *,
     executor: Mapper | None = None,
-    progress: Progress | None = None,
     window: Literal["steps", "capture"] = "steps",
     collections: Mapping[int, Intervals] | None = None,
 ) -> RankAnalyses:
@@ -82,7 +78,7 @@ def measure_run(
     by_step = window == "steps" and bool(run.window.steps)
     wait_ends = last_start_on_own_clock(run.matches, run.clock, run.ranks)
     jobs, unavailable = _jobs_of(run, by_step, wait_ends, collections or {})
-    outcomes = _map(jobs, executor, progress)
+    outcomes = _map(jobs, executor)
     axes = {job.rank: job.context.axis for job in jobs}
     analyses = [
         replace(outcome, row_axis=axes[outcome.rank])  # the one that came back is a copy
@@ -249,16 +245,11 @@ def _measure_job(job: _Job) -> RankAnalysis | str:
     return measure_rank(tables, context, lambda: job.source.load(every_host_row=True).host)
 
 
-def _map(
-    jobs: Sequence[_Job], executor: Mapper | None, progress: Progress | None
-) -> list[RankAnalysis | str]:
+def _map(jobs: Sequence[_Job], executor: Mapper | None) -> list[RankAnalysis | str]:
     results = map(_measure_job, jobs) if executor is None else executor.map(_measure_job, jobs)
     outcomes: list[RankAnalysis | str] = []
     try:
-        for outcome in results:
-            outcomes.append(outcome)
-            if progress is not None:
-                progress(len(outcomes), len(jobs))
+        outcomes.extend(results)
     except BrokenExecutor as error:
         lost = [job.context.rank for job in jobs[len(outcomes) :]]
         outcomes.append(f"Ranks {fold_ranks(lost)} could not be measured: a worker died: {error}")

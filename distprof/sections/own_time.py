@@ -20,7 +20,7 @@ from distprof.run.run import Run
 from distprof.schema import Floats, Int64Array
 from distprof.sections.context import RankAnalysis
 from distprof.sections.pipeline.sources import places_by_messages
-from distprof.terms import MeshAxis
+from distprof.terms import IdleCause, MeshAxis
 
 
 def held_stages(
@@ -142,7 +142,7 @@ class OwnTime(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             parts={
                 COMPUTATION: part(lambda analysis: analysis.computation_ns),
                 COPYING: part(lambda analysis: [s.exposed_copy_ns for s in analysis.steps]),
-                INPUT: part(lambda analysis: analysis.input_ns),
+                INPUT: part(lambda analysis: analysis.idle_ns[IdleCause.INPUT]),
                 # a rank would also idle for this time if the others came in time
                 HOST: idling + hidden,
             },
@@ -246,11 +246,12 @@ def _idle_for_host(analysis: RankAnalysis, *, counts_all: bool) -> Int64Array:
     # If the CPU itself computes, it is all idle time except input and waiting for communication.
     idle = np.array([step.idle_ns for step in analysis.steps], dtype=np.int64)
     if analysis.is_cpu and analysis.idle is not None:
-        own: Int64Array = np.maximum(idle - analysis.input_ns - analysis.idle_comm_wait_ns, 0)
-        return own
+        blamed = analysis.idle_ns
+        own: Int64Array = idle - blamed[IdleCause.INPUT] - blamed[IdleCause.COMM_WAIT]
+        return np.maximum(own, 0)
     if analysis.idle is None or not counts_all:
-        return analysis.idle_host_ns
-    return idle - analysis.input_ns
+        return analysis.idle_ns[IdleCause.HOST]
+    return idle - analysis.idle_ns[IdleCause.INPUT]
 
 
 def _held(analysis: RankAnalysis) -> Int64Array:

@@ -105,6 +105,12 @@ class StepTimes(msgspec.Struct, Evidence, frozen=True):
             total=total,
         )
 
+    @property
+    def mean_step_ns(self) -> int | None:
+        """The length of the mean step; None if nothing was timed."""
+        step = self.mean_step_if_timed()
+        return None if step is None else step.step_ns
+
     def mean_step_if_timed(self) -> MeanStep | None:
         """The mean step; None if nothing was timed, as in a run with only NCCL's log."""
         try:

@@ -24,11 +24,11 @@ from distprof.formats import RenderOptions
 from distprof.hardware import load_sheet
 from distprof.ingest.fabric import read_fabric
 from distprof.verbs.compare.show import compare_reports
-from distprof.verbs.gate.baseline import accepted, acknowledge, make_baseline
+from distprof.verbs.gate.baseline import accepted, acknowledge, find_metric, make_baseline
 from distprof.verbs.gate.check import baseline_of, judge
 from distprof.verbs.hang.evidence import read_evidence
 from distprof.verbs.hang.measure import diagnose
-from distprof.verbs.history import by_series, find_history_metric, trace_metric
+from distprof.verbs.history import by_series, trace_metric
 from distprof.verbs.op import tell
 from distprof.verbs.plan.lint import check_layout, layout_of, read_job_file
 from distprof.verbs.plan.search import make_plan
@@ -66,7 +66,7 @@ def check():
 
 
 def history():
-    metric = find_history_metric("step_time")
+    metric = find_metric("step_time")
     assert metric is not None
     series = by_series(commits([[100e6, 101e6, 100e6]] * 4 + [[130e6, 131e6, 130e6]] * 3))
     return trace_metric(series, metric, source="runs")

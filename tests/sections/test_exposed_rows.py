@@ -13,7 +13,7 @@ WHOLE = [(0, 100)]
 
 def rows(rank: RankBuilder, wait_end: list[int]) -> tuple[list[int], list[int]]:
     analysis = measured(rank, windows=WHOLE, wait_end=wait_end)
-    return analysis.exposed_ns.tolist(), analysis.exposed_wait_ns.tolist()
+    return analysis.exposed.ns.tolist(), analysis.exposed.wait_ns.tolist()
 
 
 def test_one_collective_exposes_what_computation_leaves():
@@ -52,6 +52,6 @@ def test_rows_add_up_to_the_exposed_communication(
         rank.kernel("gemm", start, start + length)
     wait_end = [start + wait for start, wait, _ in sorted(collectives, key=lambda row: row[0])]
     analysis = measured(rank, windows=[(0, 300)], wait_end=wait_end)
-    assert analysis.exposed_ns.sum() == analysis.overlap.exposed_comm_ns
-    assert (analysis.exposed_wait_ns <= analysis.exposed_ns).all()
-    assert analysis.exposed_wait_ns.sum() == analysis.waterfall.exposed_wait_ns
+    assert analysis.exposed.ns.sum() == analysis.overlap.exposed_comm_ns
+    assert (analysis.exposed.wait_ns <= analysis.exposed.ns).all()
+    assert analysis.exposed.wait_ns.sum() == analysis.waterfall.exposed_wait_ns

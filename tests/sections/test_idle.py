@@ -312,8 +312,8 @@ def test_on_a_cpu_only_trace_waiting_for_a_collective_is_named():
 def test_windows_divide_a_gap_by_its_parts():
     rank = rank_with_gap((290, 295)).annotation(LOADER, *us(110, 250))
     analysis = measured(rank, windows=[us(0, 150), us(150, 400)])
-    assert analysis.input_ns.tolist() == [40_000, 100_000]
-    assert analysis.idle_host_ns.tolist() == [10_000, 50_000]
+    assert analysis.idle_ns[IdleCause.INPUT].tolist() == [40_000, 100_000]
+    assert analysis.idle_ns[IdleCause.HOST].tolist() == [10_000, 50_000]
 
 
 # Figures beside the causes ------------------------------------------------------------------------

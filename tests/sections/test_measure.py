@@ -223,13 +223,6 @@ def test_a_worker_that_dies_costs_the_ranks_that_it_owed():
     assert "Ranks 1 could not be measured" in result.breakdown.unavailable[0]
 
 
-def test_progress_is_told_after_each_rank():
-    told = []
-    run = make_run([builder.rank() for builder in two_ranks()], steps=[3, 4])
-    measure(run, progress=lambda done, total: told.append((done, total)))
-    assert told == [(1, 2), (2, 2)]
-
-
 @dataclass(frozen=True)
 class Vanished:
     """Tables that were there when the run was opened."""

@@ -10,7 +10,7 @@ from msgspec.structs import fields, replace
 from distprof.run.tables import RankTables
 from distprof.schema import ABSENT, Table
 from distprof.sections.context import KernelSteps, LaunchBounds, MainLine, RankAnalysis
-from distprof.terms import ActivityKind, CollectiveKind
+from distprof.terms import ActivityKind, CollectiveKind, IdleCause
 from tests.builders import RankBuilder
 from tests.sections.measured import measured, sync_calls
 
@@ -69,6 +69,8 @@ def comparable(analysis: RankAnalysis) -> dict:
         plain[name] = (getattr(analysis, name) - start).tolist() if len(start) else []
     return {
         **plain,
+        "exposed": [column.tolist() for column in analysis.exposed],
+        "idle_ns": {cause: ns.tolist() for cause, ns in analysis.idle_ns.items()},
         "line": _since_its_start(analysis.line),
         "kernel_steps": _by_name(analysis.kernel_steps),
     }
@@ -138,8 +140,8 @@ def test_idle_causes_are_a_partition_of_the_idle_time(rank_and_waits, windows):
     assert sum(causes) == idle["idle_ns"] == sum(step.idle_ns for step in analysis.steps)
     assert min(causes) >= 0
     assert sum(call.idle_ns for call in sync_calls(analysis)) == idle["sync_ns"]
-    assert analysis.input_ns.sum() == idle["input_ns"]
-    assert analysis.idle_host_ns.sum() == idle["host_ns"]
+    assert analysis.idle_ns[IdleCause.INPUT].sum() == idle["input_ns"]
+    assert analysis.idle_ns[IdleCause.HOST].sum() == idle["host_ns"]
 
 
 @st.composite
@@ -268,8 +270,8 @@ def test_dividing_a_window_divides_its_measures(rank_and_waits, windows, cut):
     parts = measured(rank, windows=divided, wait_end=waits)
     for unchanged in ("overlap", "axes", "waterfall", "idle", "cpu_pauses", "kernels"):
         assert getattr(parts, unchanged) == getattr(whole, unchanged)
-    assert parts.exposed_ns.tolist() == whole.exposed_ns.tolist()
-    assert parts.exposed_wait_ns.tolist() == whole.exposed_wait_ns.tolist()
+    assert parts.exposed.ns.tolist() == whole.exposed.ns.tolist()
+    assert parts.exposed.wait_ns.tolist() == whole.exposed.wait_ns.tolist()
 
 
 # Refusals -----------------------------------------------------------------------------------------

@@ -88,14 +88,14 @@ def test_axes_add_up_over_the_ranks_that_have_them():
 def test_exposed_time_of_each_collective_inside_the_windows():
     rank = RankBuilder().kernel("gemm", 0, 40).comm("a", 30, 70).comm("b", 90, 130)
     analysis = measured(rank, windows=[(0, 100)])
-    assert analysis.exposed_ns.tolist() == [30, 10]
+    assert analysis.exposed.ns.tolist() == [30, 10]
 
 
 def test_exposed_wait_of_each_collective_is_absent_where_it_was_not_matched():
     """The last member of ``a`` starts at 60, of ``b`` before its own start; ``c`` has no match."""
     rank = RankBuilder().kernel("gemm", 0, 40).comm("a", 30, 70).comm("b", 75, 80).comm("c", 85, 90)
     analysis = measured(rank, windows=[(0, 100)], wait_end=[60, 74, -1])
-    assert analysis.exposed_wait_ns.tolist() == [20, 0, -1]
+    assert analysis.exposed.wait_ns.tolist() == [20, 0, -1]
 
 
 def test_a_collective_belongs_to_the_window_it_ends_in():

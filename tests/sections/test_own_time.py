@@ -8,6 +8,7 @@ from hypothesis.extra.numpy import arrays
 from msgspec.structs import replace
 
 from distprof.sections.own_time import COMPUTATION, HOST, OwnTime, over_peers
+from distprof.terms import IdleCause
 from tests.builders import RankBuilder
 from tests.sections.measured import measured
 
@@ -73,7 +74,9 @@ def test_a_stage_of_one_rank_is_compared_with_all():
 
 def test_on_cpu_ranks_waiting_for_a_collective_is_not_the_host_s_idling():
     analysis = replace(rank_of(0, work=30), is_cpu=True)
-    waiting = replace(analysis, idle_comm_wait_ns=np.array([20, 30, 70]))
+    waiting = replace(
+        analysis, idle_ns={**analysis.idle_ns, IdleCause.COMM_WAIT: np.array([20, 30, 70])}
+    )
     assert OwnTime.of({0: analysis}).parts[HOST].tolist() == [[70, 70, 70]]
     assert OwnTime.of({0: waiting}).parts[HOST].tolist() == [[50, 40, 0]]
 

@@ -30,9 +30,7 @@ from distprof.sections.collectives import CollectiveClass, CollectivesResult
 from distprof.sections.collectives.rows import (  # noqa: F401 - parts of a rank
     collective_trains,
     rank_collective_step,
-    rank_exposed_ns,
-    rank_exposed_rows,
-    rank_exposed_wait_ns,
+    rank_exposed,
     rank_row_among_kernels,
     rank_row_begins_overlapped,
     rank_row_overlapped_ns,
@@ -318,7 +316,7 @@ def _classes(
     matched = np.bincount(ends, minlength=num)
 
     def exposed_wait_of(rank: Rank) -> Int64Array:
-        return analyses[rank.rank].exposed_wait_ns
+        return analyses[rank.rank].exposed.wait_ns
 
     matched_wait = timed & (rows.index.column(exposed_wait_of) >= 0)
     columns: dict[str, Sequence[Any]] = {
@@ -338,7 +336,7 @@ def _classes(
         ),
         "exposed_wait_mean": rows.means(exposed_wait_of, matched_wait, samples),
         "duration": rows.medians(rows.duration_of, executed),
-        "exposed_mean": rows.means(lambda rank: analyses[rank.rank].exposed_ns, executed, samples),
+        "exposed_mean": rows.means(lambda rank: analyses[rank.rank].exposed.ns, executed, samples),
         "transfer_mean": rows.means(rows.transfer_of, timed, samples),
     }
     names = GroupNames(run.topology.groups)

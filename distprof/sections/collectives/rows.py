@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,7 @@ from distprof.intervals import Intervals, covered, index_of, subtract, union
 from distprof.run.tables import RankTables, distinct, encode, intervals_of
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.collectives import CollectiveTrain
-from distprof.sections.context import RankContext, RankTrain, Timeline
+from distprof.sections.context import ExposedRows, RankContext, RankTrain, Timeline
 from distprof.sections.time.measure import waits_of
 from distprof.terms import ActivityKind, CollectiveKind
 
@@ -30,29 +29,12 @@ _MIN_SHARE = 0.2
 """Streams that only copy and reduce for communication hold a smaller share of computation."""
 
 
-class ExposedRows(NamedTuple):
-    """Exposed time of each COLLECTIVES row, and exposed time of its wait."""
-
-    exposed_ns: Int64Array
-    wait_ns: Int64Array
-
-
-def rank_exposed_ns(exposed_rows: ExposedRows) -> Int64Array:
-    """Exposed time of each row."""
-    return exposed_rows.exposed_ns
-
-
-def rank_exposed_wait_ns(exposed_rows: ExposedRows) -> Int64Array:
-    """Exposed time of each row's wait."""
-    return exposed_rows.wait_ns
-
-
 def rank_row_overlapped_ns(collectives: Table, timeline: Timeline) -> Int64Array:
     """Time of each row that overlaps with computation."""
     return covered(intervals_of(collectives), timeline.computation)
 
 
-def rank_exposed_rows(collectives: Table, context: RankContext, timeline: Timeline) -> ExposedRows:
+def rank_exposed(collectives: Table, context: RankContext, timeline: Timeline) -> ExposedRows:
     """Exposed time of each collective inside the windows, and the part of it that is waiting.
 
     Exposed time of concurrent collectives counts once. It is waiting if one of them waits, and

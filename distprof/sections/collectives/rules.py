@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule, worth
 from distprof.sections.capture import CaptureResult
 from distprof.sections.collectives import CollectiveClass, CollectivesResult
 from distprof.sections.efficiency import CPU, EfficiencyResult
@@ -28,7 +28,7 @@ from distprof.units import format_bandwidth, format_bytes, format_duration, form
 @rule(
     "COM104",
     Severity.WARNING,
-    min_step_ratio=Limit(
+    min_step_ratio=worth(
         0.05, "share of the step for transfer that cannot overlap with computation"
     ),
 )
@@ -37,7 +37,6 @@ def transfer_bound_collectives(
     overlap: OverlapResult,
     times: StepTimes,
     capture: CaptureResult,
-    limits: Limits,
 ) -> Iterator[Draft]:
     """Most of the exposed communication is transfer, not waiting, and the step has no computation
     left that the transfer could overlap with.
@@ -59,8 +58,6 @@ def transfer_bound_collectives(
         )
     cost = step.exposed_transfer_ns - hideable_ns(step, overlap)
     if step.exposed_wait_ns > step.exposed_transfer_ns:
-        return
-    if step.ratio(cost) < limits["min_step_ratio"]:
         return
     largest = max(classes, key=lambda record: record.exposed_transfer_ns_per_step)
     yield Draft(

@@ -34,9 +34,7 @@ def gradient_groups(gradients: GradientsResult) -> tuple[GradientGroup, ...]:
 
 
 @rule("COM112", Severity.WARNING, min_step_ratio=worth(0.03))
-def late_gradient_communication(
-    gradients: GradientsResult, times: StepTimes, limits: Limits
-) -> Iterator[Draft]:
+def late_gradient_communication(gradients: GradientsResult, times: StepTimes) -> Iterator[Draft]:
     """DistributedDataParallel begins to reduce gradients only when backward is almost over. No
     computation is left for the reductions to overlap with.
     """
@@ -45,8 +43,6 @@ def late_gradient_communication(
             continue
         step = times.mean_step()
         cost = min(group.exposed_once_ns, group.backward_ns or 0)
-        if step.ratio(cost) < limits["min_step_ratio"]:
-            continue
         yield Draft(
             headline=f"Gradients are reduced late: {step.part(cost)} could overlap with backward",
             message=f"{_when(group)}; {step.amount(cost)} is {group.exposed_label}.",
@@ -130,8 +126,6 @@ def large_last_bucket(
             )
         else:
             cost = round(exposed * _saved_by_splitting(group, limits["last_bucket_ratio"]))
-        if step.ratio(cost) < limits["min_step_ratio"]:
-            continue
         yield Draft(
             headline=f"The last bucket of gradients is exposed for {step.part(exposed)}",
             message=(
@@ -205,8 +199,6 @@ def small_batch_for_data_parallelism(
             continue
         step = times.mean_step()
         cost = min(transfer - backward, group.exposed_once_ns)
-        if step.ratio(cost) < limits["min_step_ratio"]:
-            continue
         factor = transfer / max(backward, 1)
         yield Draft(
             headline=f"Reducing gradients outlasts backward: {step.part(cost)} cannot overlap",
@@ -242,7 +234,7 @@ def _tokens(group: GradientGroup, step_log: StepLogResult, factor: float) -> str
     times_reduced=Limit(
         1.5, "reductions of the same gradients per update from which they count as repeated"
     ),
-    min_step_ratio=Limit(
+    min_step_ratio=worth(
         0.01, "smallest share of the step in unnecessary reductions that is worth reporting"
     ),
 )
@@ -258,8 +250,6 @@ def accumulation_without_no_sync(
         step = times.mean_step()
         cost = group.redundant_ns_per_step
         if group.times_reduced < limits["times_reduced"]:
-            continue
-        if step.ratio(cost) < limits["min_step_ratio"]:
             continue
         yield Draft(
             headline=f"Repeated reductions of the same gradients cost {step.part(cost)}",
@@ -283,7 +273,7 @@ _WIDE = {"float32", "float64"}
 @rule(
     "COM111",
     Severity.WARNING,
-    min_step_ratio=Limit(0.05, "share of the step that 16 bits would save"),
+    min_step_ratio=worth(0.05, "share of the step that 16 bits would save"),
     min_bucket_bytes=Limit(1_000_000, "mean bucket below which latency dominates"),
 )
 def full_precision_gradients(
@@ -296,8 +286,6 @@ def full_precision_gradients(
         if not group.dtypes or not set(group.dtypes) <= _WIDE:
             continue
         if group.bytes < limits["min_bucket_bytes"] * group.num_buckets:
-            continue
-        if step.ratio(exposed // 2) < limits["min_step_ratio"]:
             continue
         yield Draft(
             headline=f"Reducing gradients in full precision takes {step.part(exposed)}",
@@ -315,9 +303,7 @@ def full_precision_gradients(
 
 
 @rule("COM115", Severity.INFO, min_step_ratio=worth(0.001))
-def unused_parameter_search(
-    gradients: GradientsResult, times: StepTimes, limits: Limits
-) -> Iterator[Draft]:
+def unused_parameter_search(gradients: GradientsResult, times: StepTimes) -> Iterator[Draft]:
     """DistributedDataParallel searches the graph after each forward for parameters that were not
     used (`find_unused_parameters=True`).
     """
@@ -325,8 +311,6 @@ def unused_parameter_search(
         return
     step = times.mean_step()
     cost = gradients.search_exposed_ns_per_step
-    if step.ratio(cost) < limits["min_step_ratio"]:
-        return
     searched = format_duration(gradients.search_ns_per_step)
     yield Draft(
         headline=f"DDP's search for unused parameters costs {step.part(cost)}",

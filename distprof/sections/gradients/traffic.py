@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from distprof.intervals import EMPTY, Intervals, covered, covered_ns, subtract, union
 from distprof.run.tables import NO_THREAD, RankTables, intervals_of, join_launches
 from distprof.schema import ABSENT, Int64Array, Table
-from distprof.sections.context import RankContext, RankGradients, Timeline
+from distprof.sections.context import ExposedRows, RankContext, RankGradients, Timeline
 from distprof.sections.idle.measure import IdleCauses
 from distprof.terms import ActivityKind, CollectiveKind, MeshAxis
 
@@ -45,23 +45,21 @@ def rank_gradients(
     timeline: Timeline,
     causes: IdleCauses | None,
     collective_step: NDArray[np.int32],
-    exposed_ns: Int64Array,
-    exposed_wait_ns: Int64Array,
+    exposed: ExposedRows,
 ) -> RankGradients | None:
     """The reductions of one rank inside its windows; None without marks of DDP or collectives.
 
-    The last three arguments have an entry per row of COLLECTIVES: its window, its exposed time and
-    the part of it that is waiting.
+    ``collective_step`` is the window of each row of COLLECTIVES.
     """
     forwards = _marked(tables.host, DDP_FORWARD)
     if not tables.has_host or forwards.size == 0 or len(tables.collectives) == 0:
         return None
     updates = _marked(tables.host, UPDATE).start
     enqueued, segment = _segments(tables.collectives, forwards, updates)
-    window, exposed, waits = collective_step, exposed_ns, exposed_wait_ns
+    window = collective_step
     chosen = _carry_gradients(tables.collectives, context, enqueued, forwards, segment)
     picked = np.flatnonzero(chosen & (window >= 0) & (segment >= 0))
-    search, search_exposed = _search(tables, context, timeline, segment, exposed)
+    search, search_exposed = _search(tables, context, timeline, segment, exposed.ns)
     order = np.lexsort((enqueued[picked], context.axis[picked], segment[picked]))
     picked = picked[order]
     first = _firsts(segment[picked], context.axis[picked])
@@ -72,14 +70,14 @@ def rank_gradients(
     updated = _update_of(forwards, updates)
     begin = _backward_begins(tables, context, forwards, causes, picked)[number]
     size = tables.collectives["bytes"]
-    wait = np.maximum(waits, 0)
+    wait = np.maximum(exposed.wait_ns, 0)
     computed = timeline.computation
     known = begin != ABSENT
     since_begin = [
         np.where(known, covered(Intervals(begin, at), computed), ABSENT)
         for at in (_reduced(edge, ready[picked], first) for edge in (np.minimum, np.maximum))
     ]
-    is_unmatched = _reduced(np.minimum, waits[picked], first) < 0
+    is_unmatched = _reduced(np.minimum, exposed.wait_ns[picked], first) < 0
     return RankGradients(
         axis=context.axis[picked][first],
         window=window[picked][first].astype(np.int64),
@@ -87,11 +85,11 @@ def rank_gradients(
         num_buckets=last - first + 1,
         rows=picked,
         bytes=_reduced(np.add, size[picked], first),
-        exposed_ns=_reduced(np.add, exposed[picked], first),
+        exposed_ns=_reduced(np.add, exposed.ns[picked], first),
         wait_ns=np.where(is_unmatched, ABSENT, _reduced(np.add, wait[picked], first)),
         transfer_ns=_transfer(tables.collectives, context, picked, first, last),
         last_bytes=size[picked][last],
-        last_exposed_ns=(exposed - wait)[picked][last],
+        last_exposed_ns=(exposed.ns - wait)[picked][last],
         before_first_ns=since_begin[0],
         backward_ns=since_begin[1],
         num_forwards=np.bincount(updated).astype(np.int64)[updated[number]],

@@ -456,23 +456,10 @@ def rank_cpu_pauses(causes: IdleCauses | None) -> tuple[PauseStats, ...]:
     return causes.pauses if causes else ()
 
 
-def rank_input_ns(windows: Intervals, causes: IdleCauses | None) -> Int64Array:
-    """Idle time in each window due to input."""
-    return _per_window(windows, causes, IdleCause.INPUT)
-
-
-def rank_idle_host_ns(windows: Intervals, causes: IdleCauses | None) -> Int64Array:
-    """Idle time in each window due to late launches by the CPU."""
-    return _per_window(windows, causes, IdleCause.HOST)
-
-
-def rank_idle_comm_wait_ns(windows: Intervals, causes: IdleCauses | None) -> Int64Array:
-    """Idle time in each window due to waiting for communication."""
-    return _per_window(windows, causes, IdleCause.COMM_WAIT)
-
-
-def _per_window(windows: Intervals, causes: IdleCauses | None, cause: IdleCause) -> Int64Array:
-    return covered(windows, causes.causes[cause] if causes else EMPTY)
+def rank_idle_ns(windows: Intervals, causes: IdleCauses | None) -> Mapping[IdleCause, Int64Array]:
+    """Idle time in each window due to each cause; 0 if the causes are unknown."""
+    by_cause = causes.causes if causes else dict.fromkeys(IdleCause, EMPTY)
+    return {cause: covered(windows, blamed) for cause, blamed in by_cause.items()}
 
 
 def rank_idle(
@@ -480,14 +467,15 @@ def rank_idle(
     steps: tuple[StepBreakdown, ...],
     windows: Intervals,
     causes: IdleCauses | None,
+    idle_ns: Mapping[IdleCause, Int64Array],
     activity: Table,
     inside: NDArray[np.bool_],
 ) -> RankIdle | None:
     """Total idle time by cause. The rest is unknown, so the causes add up."""
     if causes is None:
         return None
-    idle_ns = sum(step.idle_ns for step in steps)
-    ns = {cause: int(_per_window(windows, causes, cause).sum()) for cause in causes.causes}
+    total_ns = sum(step.idle_ns for step in steps)
+    ns = {cause: int(per_window.sum()) for cause, per_window in idle_ns.items()}
     is_kernel = inside & np.isin(
         activity["kind"], (ActivityKind.COMPUTATION, ActivityKind.COMMUNICATION)
     )
@@ -496,13 +484,13 @@ def rank_idle(
     late = int((launched & causes.late).sum())
     return RankIdle(
         rank=rank,
-        idle_ns=idle_ns,
+        idle_ns=total_ns,
         input_ns=ns[IdleCause.INPUT],
         sync_ns=ns[IdleCause.SYNC],
         pause_ns=ns[IdleCause.PAUSE],
         host_ns=ns[IdleCause.HOST],
         comm_wait_ns=ns[IdleCause.COMM_WAIT],
-        unknown_ns=idle_ns - sum(ns.values()),
+        unknown_ns=total_ns - sum(ns.values()),
         within_launch_ns=covered_ns(windows, causes.within_launch),
         num_kernels=len(duration),
         median_kernel_ns=int(np.median(duration)) if len(duration) else None,

@@ -95,7 +95,7 @@ def low_overlap(
     cost = hideable_ns(step, overlap)
     if _mostly_scalars(collectives, limits["scalar_bytes"]):
         return
-    if ratio >= limits["overlap_ratio"] or step.ratio(cost) < limits["min_step_ratio"]:
+    if ratio >= limits["overlap_ratio"]:
         return
     is_sure = step.is_split and has_all_members(capture)
     knows_all = has_all_members(capture) and not capture.ranks_missing
@@ -274,7 +274,7 @@ def _parts(step: MeanStep, transfer: str, start_wait_ns: int) -> list[tuple[int,
 
 @rule("COM121", Severity.WARNING, min_step_ratio=worth(0.03))
 def communication_on_computation_stream(
-    sharding: ShardingResult, overlap: OverlapResult, times: StepTimes, limits: Limits
+    sharding: ShardingResult, overlap: OverlapResult, times: StepTimes
 ) -> Iterator[Draft]:
     """Data-parallel collectives (gradients, sharded parameters) run on the GPU's compute stream."""
     if not sharding.shared_streams:
@@ -283,8 +283,6 @@ def communication_on_computation_stream(
     alone = alone_ns(step, overlap)
     for one in sharding.shared_streams:
         cost = min(one.exposed_ns_per_step - (one.wait_ns_per_step or 0), alone)
-        if step.ratio(cost) < limits["min_step_ratio"]:
-            continue
         is_split = one.wait_ns_per_step is not None
         yield Draft(
             headline=f"Collectives on a compute stream expose {step.part(cost)}",

@@ -338,7 +338,7 @@ def _waits(run: Run, placed: Sequence[_Placed], unit: int) -> list[DrawnWait]:
         analysis, base = one.analysis, first[rank]
         rows = np.flatnonzero(analysis.collective_step == one.step.window)
         inside[base + rows] = True
-        waited[base + rows] = np.maximum(analysis.exposed_wait_ns[rows], 0)
+        waited[base + rows] = np.maximum(analysis.exposed.wait_ns[rows], 0)
     found: list[tuple[int, DrawnWait]] = []
     for block in MemberBlocks(run.matches, run.ranks, ["start_ns"]):
         sizes = np.diff(block.first, append=len(block.row))

@@ -8,7 +8,7 @@ from typing import Any
 
 from distprof.artefacts.record import grouped
 from distprof.escape import fitting
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule, worth
+from distprof.rules.base import Draft, InsufficientEvidenceError, advice, rule, worth
 from distprof.sections.moe import MoeResult
 from distprof.sections.placement import ACROSS_SOCKETS, CardPath, PlacedAxis, PlacementResult
 from distprof.sections.shares import WIDER_TRANSFER, MeanStep, StepTimes
@@ -149,9 +149,7 @@ def _sent(axes: Iterable[PlacedAxis]) -> float:
 
 
 @rule("COM108", Severity.ERROR, min_step_ratio=worth(0.05))
-def tp_across_nodes(
-    placement: PlacementResult, times: StepTimes, limits: Limits
-) -> Iterator[Draft]:
+def tp_across_nodes(placement: PlacementResult, times: StepTimes) -> Iterator[Draft]:
     """Tensor- or context-parallel groups span scale-up domains, so their collectives cross the
     network between nodes.
     """
@@ -161,8 +159,6 @@ def tp_across_nodes(
     step = times.mean_step()
     for axis in found:
         cost = exposed_ns([axis], step)
-        if step.ratio(cost) < limits["min_step_ratio"]:
-            continue
         yield Draft(
             headline=_crosses(axis.axis, step.part(cost)),
             message=(
@@ -204,10 +200,10 @@ def _fix(axis: PlacedAxis, placement: PlacementResult) -> str:
 @rule(
     "COM109",
     Severity.WARNING,
-    min_step_ratio=Limit(0.1, "largest acceptable share of the step for this exchange"),
+    min_step_ratio=worth(0.1, "largest acceptable share of the step for this exchange"),
 )
 def expert_exchange_across_nodes(
-    placement: PlacementResult, moe: MoeResult, times: StepTimes, limits: Limits
+    placement: PlacementResult, moe: MoeResult, times: StepTimes
 ) -> Iterator[Draft]:
     """The groups of expert all-to-alls span several nodes with several ranks on each, so every rank
     sends to every rank of every other node.
@@ -220,8 +216,6 @@ def expert_exchange_across_nodes(
     step = times.mean_step()
     for axis in found:
         cost = min(axis.exchange_ns_per_step or 0, step.exposed_transfer_ns)
-        if step.ratio(cost) < limits["min_step_ratio"]:
-            continue
         yield Draft(
             headline=f"All-to-alls of experts between nodes take {step.part(cost)}",
             message=(
@@ -242,9 +236,7 @@ _OTHER_ORDERS = ("cyclic", "irregular")
 
 
 @rule("NET106", Severity.WARNING, min_step_ratio=worth(0.02))
-def group_straddles_nodes(
-    placement: PlacementResult, times: StepTimes, limits: Limits
-) -> Iterator[Draft]:
+def group_straddles_nodes(placement: PlacementResult, times: StepTimes) -> Iterator[Draft]:
     """Process groups that would fit into one node span two because their size does not divide the
     ranks of a node.
     """
@@ -256,8 +248,6 @@ def group_straddles_nodes(
             continue
         step = times.mean_step_if_timed()
         cost = None if step is None else exposed_ns([axis], step)
-        if step is not None and step.ratio(cost or 0) < limits["min_step_ratio"]:
-            continue
         share = "" if step is None else f": exposed transfer takes {step.amount(cost or 0)}"
         yield Draft(
             headline=(
@@ -281,7 +271,7 @@ def _apart(axis: PlacedAxis) -> str:
 
 
 @rule("NET108", Severity.ERROR, min_step_ratio=worth(0.02))
-def mesh_order(placement: PlacementResult, times: StepTimes, limits: Limits) -> Iterator[Draft]:
+def mesh_order(placement: PlacementResult, times: StepTimes) -> Iterator[Draft]:
     """A mesh axis that needs high bandwidth crosses nodes while one that needs less stays inside a
     node: the axes are in the wrong order.
     """
@@ -292,8 +282,6 @@ def mesh_order(placement: PlacementResult, times: StepTimes, limits: Limits) -> 
     step = times.mean_step()
     for outer, inner in pairs:
         cost = exposed_ns([outer], step)
-        if step.ratio(cost) < limits["min_step_ratio"]:
-            continue
         where = "nodes" if outer.num_domains == outer.num_nodes else "scale-up domains"
         yield Draft(
             headline=fitting(
@@ -312,9 +300,7 @@ def mesh_order(placement: PlacementResult, times: StepTimes, limits: Limits) -> 
 
 
 @rule("NET107", Severity.ERROR, min_step_ratio=worth(0.02))
-def cyclic_rank_order(
-    placement: PlacementResult, times: StepTimes, limits: Limits
-) -> Iterator[Draft]:
+def cyclic_rank_order(placement: PlacementResult, times: StepTimes) -> Iterator[Draft]:
     """Ranks are assigned round-robin to the nodes (rank 0 on the first, rank 1 on the second, …),
     so groups of neighbouring ranks span nodes.
     """
@@ -324,8 +310,6 @@ def cyclic_rank_order(
         return
     step = times.mean_step()
     cost = exposed_ns(axes, step)
-    if step.ratio(cost) < limits["min_step_ratio"]:
-        return
     worst = max(axes, key=lambda axis: axis.exposed_transfer_ns_per_step or 0)
     others = "" if len(axes) == 1 else f" (and of {len(axes) - 1} more axes)"
     yield Draft(

@@ -143,12 +143,12 @@ class AxisRows:
     @property
     def exposed_ns(self) -> Int64Array:
         """Exposed time."""
-        return self._analysis.exposed_ns[self._rows]
+        return self._analysis.exposed.ns[self._rows]
 
     @property
     def wait_ns(self) -> Int64Array:
         """Part of the exposed time that is waiting."""
-        return self._analysis.exposed_wait_ns[self._rows]
+        return self._analysis.exposed.wait_ns[self._rows]
 
     @property
     def among_kernels(self) -> Flags:

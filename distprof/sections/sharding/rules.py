@@ -45,8 +45,6 @@ def no_parameter_prefetch(
         if (axis.gather_bytes_median or limits["min_unit_bytes"]) < limits["min_unit_bytes"]:
             continue
         cost = min(axis.gather_transfer_ns, alone)
-        if step.ratio(cost) < limits["min_step_ratio"]:
-            continue
         yield Draft(
             headline=(
                 f"All parameters are one unit: gathering takes {step.part(cost)}"
@@ -101,8 +99,6 @@ def small_sharding_units(
         if size >= limits["unit_bytes"] or units < limits["min_units"]:
             continue
         cost = _cost(axis, limits["unit_bytes"])
-        if step.ratio(cost) < limits["min_step_ratio"]:
-            continue
         yield Draft(
             headline=f"Small sharding units: larger ones would recover {step.part(cost)}",
             message=(
@@ -153,8 +149,6 @@ def gathers_repeated_while_accumulating(
         of_gathers = axis.gather_transfer_ns * (1 - min(_GATHERS / gathers, 1)) if gathers else 0.0
         of_scatters = axis.scatter_transfer_ns * (1 - 1 / scatters) if scatters else 0.0
         cost = int(of_gathers + of_scatters)
-        if step.ratio(cost) < limits["min_step_ratio"]:
-            continue
         yield Draft(
             headline=f"Gathers and reductions repeated in a step take {step.part(cost)}",
             message=(
@@ -180,9 +174,7 @@ _SHARDING = (MeshAxis.DP_SHARD.value,)
 
 
 @rule("COM106", Severity.WARNING, min_step_ratio=worth(0.05))
-def sharding_across_nodes(
-    collectives: CollectivesResult, times: StepTimes, limits: Limits
-) -> Iterator[Draft]:
+def sharding_across_nodes(collectives: CollectivesResult, times: StepTimes) -> Iterator[Draft]:
     """Parameters are sharded over all nodes at once (flat FSDP): every all-gather and
     reduce-scatter of the sharding axis crosses the network although several ranks of a group share
     a node.
@@ -204,8 +196,6 @@ def sharding_across_nodes(
         record.exposed_transfer_ns_per_step for record in flat
     )  # classes may be exposed at the same time
     cost = min(exposed, step.exposed_transfer_ns)
-    if step.ratio(cost) < limits["min_step_ratio"]:
-        return
     nodes, size = flat[0].num_nodes or 0, flat[0].group_size or 0
     yield Draft(
         headline=f"Sharding across nodes: its exposed transfer takes {step.part(cost)}",
@@ -304,7 +294,7 @@ _VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 @rule("HST104", Severity.WARNING, min_step_ratio=worth(0.05))
 def single_device_connection(
-    sharding: ShardingResult, overlap: OverlapResult, times: StepTimes, limits: Limits
+    sharding: ShardingResult, overlap: OverlapResult, times: StepTimes
 ) -> Iterator[Draft]:
     """A job that shards its parameters runs with `CUDA_DEVICE_MAX_CONNECTIONS=1`, and its gathers
     and reduce-scatters do not overlap with computation.
@@ -318,8 +308,6 @@ def single_device_connection(
         alone,
         step.exposed_transfer_ns,
     )
-    if step.ratio(cost) < limits["min_step_ratio"]:
-        return
     where = " and ".join(axis.label for axis in sharding.axes)
     yield Draft(
         headline=f"{_VARIABLE}=1 may expose {step.part(cost)}",

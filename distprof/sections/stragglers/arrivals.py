@@ -155,7 +155,7 @@ class _Context(msgspec.Struct, frozen=True, kw_only=True):
             clocks=_Clocks(run.clock, ranks),
             members=members,
             start_ns=start_ns,
-            exposed_wait_ns=index.column(lambda rank: analyses[rank.rank].exposed_wait_ns),
+            exposed_wait_ns=index.column(lambda rank: analyses[rank.rank].exposed.wait_ns),
             step=index.column(lambda rank: analyses[rank.rank].collective_step),
             roots=roots,
             last_rank=np.where(last_row >= 0, owner, -1),
@@ -177,7 +177,7 @@ class _Exposure:
         Waits for messages pass from stage to stage. If a rank of the pipeline was not recorded,
         they may have begun with it.
         """
-        wait = self._analyses[rank.rank].exposed_wait_ns
+        wait = self._analyses[rank.rank].exposed.wait_ns
         return np.where(_is_message(rank) & self._lacks(rank), 0, wait).astype(np.int64)
 
     def transfer_ns(self, rank: Rank) -> Int64Array:
@@ -187,8 +187,8 @@ class _Exposure:
         wait and transfer of messages cannot be separated.
         """
         analysis = self._analyses[rank.rank]
-        moved = analysis.exposed_ns - np.maximum(analysis.exposed_wait_ns, 0)
-        unknown = np.where(self._lacks(rank), analysis.exposed_ns, 0)
+        moved = analysis.exposed.ns - np.maximum(analysis.exposed.wait_ns, 0)
+        unknown = np.where(self._lacks(rank), analysis.exposed.ns, 0)
         return np.where(_is_message(rank), unknown, moved).astype(np.int64)
 
     def unseen_ns(self, rank: Rank) -> Int64Array:

@@ -148,7 +148,7 @@ def _transfers(
 ) -> _Transfers | None:
     def exposed(rank: Rank) -> Int64Array:
         analysis = analyses[rank.rank]
-        return (analysis.exposed_ns - np.maximum(analysis.exposed_wait_ns, 0)).astype(np.int64)
+        return (analysis.exposed.ns - np.maximum(analysis.exposed.wait_ns, 0)).astype(np.int64)
 
     index, matches = RowIndex.of(run, analyses), run.matches
     members = index.members(matches)

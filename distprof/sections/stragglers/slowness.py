@@ -434,7 +434,7 @@ def _waits(analyses: Mapping[int, RankAnalysis], shape: tuple[int, ...]) -> Floa
     waits = np.zeros(shape)
     for row, analysis in zip(waits, analyses.values(), strict=True):
         inside = analysis.collective_step >= 0
-        ns = np.maximum(analysis.exposed_wait_ns[inside], 0)
+        ns = np.maximum(analysis.exposed.wait_ns[inside], 0)
         steps = analysis.collective_step[inside]
         row += np.bincount(steps, weights=ns, minlength=len(row))[: len(row)]
     return waits

@@ -61,9 +61,9 @@ METRICS = tuple(_metric(**row) for row in table_beside(__package__, "metrics.tom
 """Every metric, in the order of display."""
 
 
-def find_metric(name: str) -> Metric | None:
+def find_metric(name: str, metrics: Sequence[Metric] = METRICS) -> Metric | None:
     """The metric with this name; None if there is none."""
-    return next((metric for metric in METRICS if metric.name == name), None)
+    return next((metric for metric in metrics if metric.name == name), None)
 
 
 def values_of(summary: SummaryFile) -> dict[str, float]:
@@ -228,18 +228,16 @@ def accepted(
     window: int | None = None,
 ) -> BaselineFile:
     """The baseline with one more session; a different job or machine starts a new one."""
-    session, window = session_of(repeats, small), window or baseline.window
+    new = make_baseline(repeats, small, window=window or baseline.window)
     kept = () if unlike_baseline(baseline, repeats, small) else baseline.sessions
-    return BaselineFile(
-        distprof_version=__version__,
-        fingerprint=repeats[-1].fingerprint,
-        small_world_size=_world_size(small) or (baseline.small_world_size if kept else None),
-        window=window,
-        sessions=(*kept, session)[-window:],
+    return msgspec.structs.replace(
+        new,
+        small_world_size=new.small_world_size or (baseline.small_world_size if kept else None),
+        sessions=(*kept, *new.sessions)[-new.window :],
         acknowledged=tuple(
             each
             for each in baseline.acknowledged
-            if each.until_ns is None or each.until_ns > session.created_ns
+            if each.until_ns is None or each.until_ns > new.sessions[0].created_ns
         ),
     )
 

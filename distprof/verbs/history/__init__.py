@@ -113,11 +113,6 @@ class _Commit(msgspec.Struct, frozen=True, kw_only=True):
     values: tuple[float, ...]
 
 
-def find_history_metric(name: str) -> Metric | None:
-    """The metric with this name; None if there is none."""
-    return next((metric for metric in HISTORY_METRICS if metric.name == name), None)
-
-
 def unit_of(metric: Metric) -> str:
     """Unit of a metric: ``ns``, ``B``, ``/s``, ``J`` or ``ratio``."""
     return _UNITS.get(metric.name, "ratio")

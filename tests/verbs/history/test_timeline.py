@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from distprof.verbs.gate.baseline import find_metric
 from distprof.verbs.history import (
     HISTORY_METRICS,
     by_series,
-    find_history_metric,
     series_of,
     trace_metric,
     unit_of,
@@ -28,7 +28,7 @@ def _points(values, metric="step_time", **options):
     """Points of one series; ``values`` holds the repeats of each commit."""
     history = trace_metric(
         by_series(commits(values)),
-        find_history_metric(metric),
+        find_metric(metric, HISTORY_METRICS),
         source="here",
         **options,
     )
@@ -56,14 +56,14 @@ def test_one_run_has_no_interval():
 def test_a_commit_that_is_run_again_later_stays_one_point():
     runs = [summary(1, day=0, commit="a"), summary(2, day=1, commit="b")]
     runs += [summary(3, day=2, commit="a")]
-    history = trace_metric(by_series(runs), find_history_metric("step_time"), source="")
+    history = trace_metric(by_series(runs), find_metric("step_time", HISTORY_METRICS), source="")
     assert [(p.commit, p.num_runs) for p in history.series[0].points] == [("a", 2), ("b", 1)]
 
 
 def test_runs_of_no_commit_are_one_point_per_label_or_each_one():
     runs = [summary(i + 1, number=i, commit="", label=label) for i, label in enumerate("xx")]
     runs += [summary(9, number=7, commit=""), summary(9, number=8, commit="")]
-    history = trace_metric(by_series(runs), find_history_metric("step_time"), source="")
+    history = trace_metric(by_series(runs), find_metric("step_time", HISTORY_METRICS), source="")
     assert [p.num_runs for p in history.series[0].points] == [2, 1, 1]
 
 
@@ -124,7 +124,7 @@ def test_the_newest_points_are_the_same_whether_older_ones_are_shown():
 
 def test_a_rate_that_falls_has_regressed():
     runs = commits([_repeats(1.0)] * 6 + [_repeats(1.08)], tokens_per_step=1_000.0)
-    history = trace_metric(by_series(runs), find_history_metric("throughput"), source="")
+    history = trace_metric(by_series(runs), find_metric("throughput", HISTORY_METRICS), source="")
     points = history.series[0].points
     assert points[0].value == pytest.approx(10_000, rel=0.01)
     assert _changes(points) == {6: "regressed"}
@@ -140,7 +140,7 @@ def test_a_share_changes_by_a_difference_even_from_nothing():
         for day in range(7)
         for i, share in enumerate(shares)
     ]
-    history = trace_metric(by_series(runs), find_history_metric("bubble"), source="")
+    history = trace_metric(by_series(runs), find_metric("bubble", HISTORY_METRICS), source="")
     points = history.series[0].points
     assert _changes(points) == {6: "regressed"}
     assert points[6].change == pytest.approx(0.1)
@@ -153,13 +153,13 @@ def test_software_that_came_with_a_change_is_named():
         summary(int(1.1 * value), day=6, number=i, commit="c6", fingerprint=newer)
         for i, value in enumerate(CALM[:3])
     ]
-    history = trace_metric(by_series(runs), find_history_metric("step_time"), source="")
+    history = trace_metric(by_series(runs), find_metric("step_time", HISTORY_METRICS), source="")
     assert history.series[0].points[-1].software == ("version of torch: 2.9 → 2.10",)
 
 
 def test_runs_without_the_metric_are_counted():
     runs = [summary(1), summary(2, number=1, mfu_ratio=0.4), summary(3, number=2, mfu_ratio=-1.0)]
-    history = trace_metric(by_series(runs), find_history_metric("mfu"), source="")
+    history = trace_metric(by_series(runs), find_metric("mfu", HISTORY_METRICS), source="")
     (series,) = history.series
     assert [point.num_runs for point in series.points] == [1]
     assert series.num_without == 2

@@ -299,14 +299,14 @@ def rotating_straggler(
 
 @rule("STR114", Severity.WARNING, min_step_ratio=worth(0.02))
 def unrecorded_straggler(
-    stragglers: StragglersResult, times: StepTimes, capture: CaptureResult, limits: Limits
+    stragglers: StragglersResult, times: StepTimes, capture: CaptureResult
 ) -> Iterator[Draft]:
     """Recorded ranks arrive late at collectives because they themselves waited in a collective with
     a rank that was not recorded. That rank, or the network to it, is slow.
     """
     cost = stragglers.unrecorded_ns_per_step
     step = times.mean_step_if_timed()
-    if step is None or step.ratio(cost) < limits["min_step_ratio"]:
+    if step is None:
         return
     yield Draft(
         headline=f"Ranks wait for some that were not recorded: {step.part(cost)}",
