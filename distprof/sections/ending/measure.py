@@ -14,7 +14,7 @@ from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, takewhile
+from itertools import chain, filterfalse, takewhile
 
 from msgspec.structs import replace
 
@@ -1638,7 +1638,8 @@ def _twice(output: JobOutput) -> EndingResult | None:
     events = [e for e in _of(output, "joining") if e.rank is not None and "expected" in e.fields]
     ranks = {e.rank for e in events if e.rank is not None}
     size = max((e.number("expected") or 0 for e in events), default=0)
-    if not all(0 < e.again - e.line < _NEAR_AGENT for e in events) or len(ranks) >= size:
+    is_form = any(line.startswith("### ") for line in output.end_lines)  # it may quote one twice
+    if is_form or not all(0 < e.again - e.line < _NEAR_AGENT for e in events) or len(ranks) >= size:
         return None
     text = f"{name_ranks(ranks)} of {size:,} came twice and the others not at all: hosts took the "
     return _stuck("store", f"{text}same ranks", events[0], *words().steps["same ranks"])
@@ -1752,8 +1753,7 @@ def _complained(output: JobOutput) -> EndingResult | None:
     if why and not idle:
         text = words().says("because", why=why, error=_last_error(output))
         said = _undecided("complaint", text, "complaint")
-        is_uneven = words().search("uneven", why)
-        steps = words().steps["uneven"] if is_uneven else advice_on("why", why)
+        steps = words().steps["uneven"] if words().search("uneven", why) else advice_on("why", why)
         return replace(said, next_steps=(*steps, *said.next_steps))
     if stood := _stood(output, _of(output, "ignored")):
         return stood
@@ -1976,8 +1976,7 @@ def _mixed(output: JobOutput) -> EndingResult | None:
 
 def _reported(output: JobOutput) -> EndingResult | None:
     """An error that most often reports the end of another process, if nothing else is known."""
-    is_survived = _survived(output)
-    events = [e for e in _of(output, "exception", "error") if not is_survived(e)]
+    events = [*filterfalse(_survived(output), _of(output, "exception", "error"))]
     if not events:
         return None
     line, _ = _exception(events[0])
