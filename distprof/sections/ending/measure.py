@@ -1100,8 +1100,7 @@ def _mismatch(output: JobOutput) -> EndingResult | None:
     both = {"one": one, "other": other, "mine": _launch(event), "theirs": _launch(event, "other_")}
     if number is not None and last not in (None, number):
         text = words().says("other number", number=number, last=last, **both)
-        late = one if number < (last or 0) else other
-        return _stuck("mismatch", text, event, ranks=(late,))
+        return _stuck("mismatch", text, event, ranks=(one if number < (last or 0) else other,))
     is_one_kind = fields.get("op") == fields.get("other_op") and "shape" in fields
     what = f"{operation_kind(fields.get('op', ''))} of different sizes as"
     what = what if is_one_kind else "different collectives"

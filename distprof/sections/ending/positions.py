@@ -420,7 +420,7 @@ def _behind(
     stands, count = f"launched no collective after number {at:,}", counted(gap, "collective")
     if low < high:
         last = _who([one for one in late if at_of.get(one.rank) == low], name)
-        stands = f"stand at numbers {low:,} to {high:,}, {last} furthest behind"
+        stands = f"are at numbers {low:,} to {high:,}, {last} furthest behind"
         count = f"at least {count}"
     elif waits:
         stands = f"{verb(late, 'stand')} at {_operation(waits[0], name)}"
