@@ -171,9 +171,7 @@ def test_text_without_evidence_of_a_hang_is_undecided_and_no_error(
     log.write_text("epoch 1\nepoch 2\n")
     assert main(["hang", str(log)]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert text.startswith(
-        "Not decided, because distprof finds no time-out, error or end in 2 lines"
-    )
+    assert text.startswith("Not decided: distprof finds neither an end nor an error in 2 lines")
     assert "py-spy dump" in text
     assert "inferred" not in text
     assert main(["hang", str(log), "--format", "json"]) == 0

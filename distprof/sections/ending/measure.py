@@ -14,7 +14,7 @@ from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, takewhile
+from itertools import chain, filterfalse, takewhile
 
 from msgspec.structs import replace
 
@@ -1100,8 +1100,7 @@ def _mismatch(output: JobOutput) -> EndingResult | None:
     both = {"one": one, "other": other, "mine": _launch(event), "theirs": _launch(event, "other_")}
     if number is not None and last not in (None, number):
         text = words().says("other number", number=number, last=last, **both)
-        late = one if number < (last or 0) else other
-        return _stuck("mismatch", text, event, ranks=(late,))
+        return _stuck("mismatch", text, event, ranks=(one if number < (last or 0) else other,))
     is_one_kind = fields.get("op") == fields.get("other_op") and "shape" in fields
     what = f"{operation_kind(fields.get('op', ''))} of different sizes as"
     what = what if is_one_kind else "different collectives"
@@ -1638,7 +1637,8 @@ def _twice(output: JobOutput) -> EndingResult | None:
     events = [e for e in _of(output, "joining") if e.rank is not None and "expected" in e.fields]
     ranks = {e.rank for e in events if e.rank is not None}
     size = max((e.number("expected") or 0 for e in events), default=0)
-    if not all(0 < e.again - e.line < _NEAR_AGENT for e in events) or len(ranks) >= size:
+    is_form = any(line.startswith("### ") for line in output.end_lines)  # it may quote one twice
+    if is_form or not all(0 < e.again - e.line < _NEAR_AGENT for e in events) or len(ranks) >= size:
         return None
     text = f"{name_ranks(ranks)} of {size:,} came twice and the others not at all: hosts took the "
     return _stuck("store", f"{text}same ranks", events[0], *words().steps["same ranks"])
@@ -1752,8 +1752,7 @@ def _complained(output: JobOutput) -> EndingResult | None:
     if why and not idle:
         text = words().says("because", why=why, error=_last_error(output))
         said = _undecided("complaint", text, "complaint")
-        is_uneven = words().search("uneven", why)
-        steps = words().steps["uneven"] if is_uneven else advice_on("why", why)
+        steps = words().steps["uneven"] if words().search("uneven", why) else advice_on("why", why)
         return replace(said, next_steps=(*steps, *said.next_steps))
     if stood := _stood(output, _of(output, "ignored")):
         return stood
@@ -1976,8 +1975,7 @@ def _mixed(output: JobOutput) -> EndingResult | None:
 
 def _reported(output: JobOutput) -> EndingResult | None:
     """An error that most often reports the end of another process, if nothing else is known."""
-    is_survived = _survived(output)
-    events = [e for e in _of(output, "exception", "error") if not is_survived(e)]
+    events = [*filterfalse(_survived(output), _of(output, "exception", "error"))]
     if not events:
         return None
     line, _ = _exception(events[0])

@@ -280,8 +280,7 @@ def _whether_behind(
         return words().says("joined", who=capitalized(name_ranks(sorted(everyone))))
     lost = _ranks_of("peer", output) - {one.rank for one in positions}
     if len(positions) > 1 and lost and all(one.is_global for one in positions):
-        who = f"{capitalized(name_ranks(lost))} report{'s' if len(lost) == 1 else ''}"
-        return words().says("lost", who=who)
+        return words().says("lost", who=f"{capitalized(name_ranks(lost))} {verb(lost, 'report')}")
     own = {one.rank for one in positions if one.op == "GLOO"}
     if any(event.name == _GLOO and event.rank not in own for event in output.events):
         return words().said["gloo"]
@@ -325,10 +324,11 @@ def _members(output: JobOutput) -> int:
 
 def _late_starts(output: JobOutput) -> str:
     """Processes that called NCCL for the first time after the first time-out of a watchdog."""
-    first = next(e for e in output.events if e.yields in OF_WATCHDOGS)
-    setups = [e for e in output.events if e.yields == "setup" and e.file == first.file]
-    known = {e.fields["process"] for e in setups if e.line < first.line}
-    begun = {e.fields["process"] for e in setups if e.fields["stage"] == "Bootstrap"}
+    one = next(e for e in output.events if e.yields in OF_WATCHDOGS)
+    began = [e for e in output.events if e.yields == "setup" and e.file == one.file]
+    told = _ranks_of("timeout", output) | _ranks_of("position", output)  # printed late, too
+    known = {e.fields["process"] for e in began if e.line < one.line or e.number("member") in told}
+    begun = {e.fields["process"] for e in began if e.fields["stage"] == "Bootstrap"}
     return " and ".join(f"process {name}" for name in sorted(begun - known)[:2])
 
 
@@ -360,8 +360,7 @@ def took_longer(output: JobOutput, found: EndingResult) -> str:
     longest = max(took, key=lambda match: float(match[1] or match[2]), default=None)
     if longest is None or not 0 < limit <= 1000 * float(longest[1] or longest[2]):
         return ""
-    said = longest.string[: longest.end()].strip()
-    return words().says("longer", said=said[-_MAX_QUOTE:])
+    return words().says("longer", said=longest.string[: longest.end()].strip()[-_MAX_QUOTE:])
 
 
 def _second_of_day(time: re.Match[str]) -> int:
@@ -416,17 +415,22 @@ def _behind(
         at = max(one.seq for one in late if one.seq is not None)
     gap = (ahead.seq or 0) - at
     waits = [one for one in late if one.op or (is_ahead and one.seq is not None)]
-    stands = f"launched no collective after number {at:,}"
-    if waits:
+    at_of = {one.rank: (one.seq if waits else _launched(one)) or 0 for one in waits or late}
+    low, high = min(at_of.values()), max(at_of.values())
+    stands, count = f"launched no collective after number {at:,}", counted(gap, "collective")
+    if low < high:
+        last = _who([one for one in late if at_of.get(one.rank) == low], name)
+        stands = f"are at numbers {low:,} to {high:,}, {last} furthest behind"
+        count = f"at least {count}"
+    elif waits:
         stands = f"{verb(late, 'stand')} at {_operation(waits[0], name)}"
         if at != waits[0].seq:
             stands += f" and {'have' if len(late) > 1 else 'has'} launched up to number {at:,}"
-    sizes = {one.size for one in (*waits, ahead)} if waits else set()
-    differs = len(sizes) > 1 or bool(waits and waits[0].op != ahead.op)
+    differs = any((one.size, one.op) != (ahead.size, ahead.op) for one in waits)
     path = ", of different operations or sizes: one of them took another path" if differs else ""
     whose = f"{_who(others, name)}, which {verb(others, 'wait')} in {_operation(ahead, name)}"
     are, ranks = "They are" if len(late) > 1 else "It is", [p.rank for p in late if p.is_global]
-    text = f"{_who(late, name)} {stands}. {are} {counted(gap, 'collective')} behind {whose}."
+    text = f"{_who(late, name)} {stands}. {are} {count} behind {whose}."
     why = (f"The ranks ran different numbers of collectives{path}.",)
     return _stuck("behind", text, positions, ranks=tuple(ranks), why=why)
 
@@ -444,8 +448,7 @@ def _mismatch(waiting: Sequence[EndingPosition]) -> str | None:
 
 def _unequal(name: str, what: str, waiting: Sequence[EndingPosition]) -> EndingResult:
     """Ranks that wait in the same number of collective, but not in the same collective."""
-    counts = Counter((one.op, one.size) for one in waiting)
-    (usual, most), *_ = counts.most_common(2)
+    (usual, most), *_ = Counter((one.op, one.size) for one in waiting).most_common(2)
     is_clear = most > len(waiting) - most
     odd = [one for one in waiting if (one.op, one.size) != usual] if is_clear else list(waiting)
     texts = []
@@ -583,8 +586,7 @@ def timeout_sentences(positions: Sequence[EndingPosition]) -> Iterator[str]:
         told = " or ".join(format_duration(ms * 1_000_000) for ms in sorted(limits)[:3])
         took = format_duration(max(waited) * 1_000_000)
         yield f"The longest wait took {took}, with a timeout of {told}."
-    launched = [one for one in positions if one.enqueued is not None]
-    for one in launched[:4]:
+    for one in [p for p in positions if p.enqueued is not None][:4]:
         done = "" if one.completed is None else f" and completed {one.completed:,}"
         done = " and completed none" if one.completed == -1 else done
         count = "none" if one.enqueued == -1 else f"{one.enqueued:,}"
