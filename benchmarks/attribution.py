@@ -27,11 +27,11 @@ from distprof.join.waits import last_start_on_own_clock
 from distprof.run.run import Rank, Run
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.collectives.measure import analyze_collectives
-from distprof.sections.context import RankAnalyses, RankAnalysis
+from distprof.sections.context import ExposedRows, RankAnalyses, RankAnalysis
 from distprof.sections.overlap import RankOverlap
 from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.sections.time import RankWaterfall, StepBreakdown, StepTimeResult
-from distprof.terms import StepSource
+from distprof.terms import IdleCause, StepSource
 
 STEP_NS = 60_000_000
 
@@ -65,13 +65,10 @@ def made_up(rank: Rank, wait_end: Int64Array, num_steps: int) -> RankAnalysis:
         cpu_pauses=(),
         waterfall=RankWaterfall(**{**times, "rank": rank.rank}),
         kernels=(),
-        exposed_ns=duration,
-        exposed_wait_ns=wait.astype(np.int64),
+        exposed=ExposedRows(duration, wait.astype(np.int64)),
         collective_step=step.astype(np.int64),
-        input_ns=zeros,
         computation_ns=zeros,
-        idle_host_ns=zeros,
-        idle_comm_wait_ns=zeros,
+        idle_ns=dict.fromkeys(IdleCause, zeros),
     )
 
 

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from distprof.artefacts.summary_file import Fingerprint, SummaryFile
-from distprof.verbs.history import by_series, find_history_metric, trace_metric
+from distprof.verbs.gate.baseline import find_metric
+from distprof.verbs.history import HISTORY_METRICS, by_series, trace_metric
 from distprof.verbs.history.dataset import append, compact, read
 
 COMMITS, LOSS_AT = 30, 15
@@ -78,7 +79,7 @@ def run(step_ns: int, day: int, number: int) -> SummaryFile:
 
 def marks(case: Case, histories: int, seed: int) -> str:
     """A row: false marks, and the share of losses marked at their commit."""
-    metric = find_history_metric("step_time")
+    metric = find_metric("step_time", HISTORY_METRICS)
     assert metric is not None
     false = right = 0
     began = time.perf_counter()
