@@ -27,7 +27,7 @@ from distprof.ingest.files import (
     read_some,
     readings,
 )
-from distprof.ingest.kinds import Source, machine
+from distprof.ingest.kinds import Source, known_sources, machine
 from distprof.ingest.recognise import foreign_format
 from distprof.ingest.wrapped import begins_object, unwrapped
 from distprof.run.logs import DeviceLog, JobOutput, NcclLog, TrainingLog
@@ -444,10 +444,9 @@ def _is_output(path: str, *, is_alone: bool) -> bool:
 
 def _is_table_below_title(path: str) -> bool:
     """Whether only the first line of a post is about an end, and a table of operators follows."""
-    from distprof.ingest.kinds.operator_table import fits_operator_table
     from distprof.ingest.output.read import kinds_in
 
-    if not fits_operator_table(path):
+    if not any(one.fits(path) for one in known_sources() if one.origin == "table of operators"):
         return False
     below = beginning(path, _OUTPUT_BYTES).partition(b"\n")[2]
     return not kinds_in(below) - _STARTS - _ENDED
