@@ -81,9 +81,10 @@ def _layouts() -> tuple[tuple[re.Pattern[str], _Layout], ...]:
 
 def fits_operator_table(source: str) -> bool:
     """Whether a file begins or ends with one that shows more than its log does; never raises."""
-    data = beginning(source, _LONGEST_LOG)
-    data = data[:_SNIFFED_BYTES] + data[_SNIFFED_BYTES:][-_SNIFFED_BYTES:]
-    start = "" if begins_object(data) else _plain(data)
+    data = beginning(source, _SNIFFED_BYTES)
+    if begins_object(data):  # of a trace, no more is read
+        return False
+    start = _plain(data + beginning(source, _LONGEST_LOG)[_SNIFFED_BYTES:][-_SNIFFED_BYTES:])
     own = (_PATTERNS[name] for name in ("header", "headless", "event"))
     headers = chain(own, (header for header, _ in _layouts()))
     first = next((one for one in headers if start and one.search(start)), None)
