@@ -125,40 +125,43 @@ def _bytes(text: str) -> bytes:
 
 
 @cache
-def _known() -> tuple[Foreign, ...]:
-    table = table_beside(__package__, "foreign.toml")
-    return msgspec.convert(table["foreign"], tuple[Foreign, ...])
+def _known(table: str) -> tuple[Foreign, ...]:
+    rows = table_beside(__package__, "foreign.toml")[table]
+    return msgspec.convert(rows, tuple[Foreign, ...])
 
 
-def foreign_format(name: str, head: bytes = b"") -> Foreign | None:
+def foreign_format(name: str, head: bytes = b"", table: str = "foreign") -> Foreign | None:
     """The format of a file that distprof does not read; None if the file is none of these."""
     if _OWN in head:
         return None
     small = name.lower().removesuffix(".gz")
-    return next((known for known in _known() if known.is_of(small, head)), None)
+    return next((known for known in _known(table) if known.is_of(small, head)), None)
 
 
 def refuse_foreign(path: Path) -> None:
     """Refuse a file of another tool, or a folder that holds such files."""
     for file in _files(path):
-        foreign = foreign_format(file.name, _head(file))
-        if foreign is not None:
-            is_read = foreign.fix.startswith(("distprof fabric ", "distprof hang "))
-            is_shown = foreign.shows and not is_read
-            raise (OtherVerbError if is_read else StatementError if is_shown else InputError)(
-                str(file),
-                expected=_EXPECTED,
-                found=foreign.shown(_head(file)),
-                fix=foreign.fix.format(path=shlex.quote(str(path)), record=_RECORD),
-            )
+        _refuse_known(path, file)
     if path.is_file():
         _refuse_text(path)
+
+
+def _refuse_known(path: Path, file: Path, table: str = "foreign") -> None:
+    foreign = foreign_format(file.name, _head(file), table)
+    if foreign is not None:
+        is_read = foreign.fix.startswith(("distprof fabric ", "distprof hang "))
+        is_shown = foreign.shows and not is_read
+        raise (OtherVerbError if is_read else StatementError if is_shown else InputError)(
+            str(file),
+            expected=_EXPECTED,
+            found=foreign.shown(_head(file)),
+            fix=foreign.fix.format(path=shlex.quote(str(path)), record=_RECORD),
+        )
 
 
 _SOURCES = (".md", ".rst", ".py", ".sh", ".toml", ".yaml", ".yml", ".cfg")  # of a checkout
 _JSON = re.compile(r"\s*(?:$|\{|\[\s*(?:[\[{\"\]]|$))")
 _PRINTED = re.compile(r"[^\W\d_]{2}")
-_TELLS = re.compile(r"(?i)\b(?:error|fatal|failed|failure|exception|abort(?:ed|ing)?|killed)\b")
 _KNOWN_TEXT = (
     "how a job ended (watchdogs, launchers, tracebacks), Python stacks, NCCL's lines or iterations "
     "of a training program"
@@ -173,11 +176,9 @@ def _refuse_text(path: Path) -> None:
     text = head[: head.rfind(b"\n") + 1 or None].decode("utf-8", "replace")
     lines = [line for line in text.splitlines() if line.strip()]
     first = next(iter(lines), "")
-    told = next(filter(_TELLS.search, reversed(lines)), "")
     last = next(reversed(lines), "")
     end = f" and ends with “{plain(last.strip())[:60]}”" if is_whole else ""
     said = f"begins with “{plain(first.strip())[:60]}”{end}"
-    said = f"says “{plain(told.strip())[:120]}”" if told else said
     is_json = path.name.lower().removesuffix(".gz").endswith(".json")
     is_text = b"\0" not in head and text.count("\ufffd") * 20 <= len(text)
     if is_json or not is_text or _JSON.match(first) or not _PRINTED.search(text):
@@ -191,6 +192,7 @@ def _refuse_text(path: Path) -> None:
             found="a table of bandwidths by size",
             fix=f"distprof fabric {shlex.quote(str(path))}",
         )
+    _refuse_known(path, path, "told")
     raise InputError(
         str(path),
         expected=f"a trace, or text with {_KNOWN_TEXT}",

@@ -225,6 +225,9 @@ class Reader:
         if row.yields == "preparing" and data[start - 1 : start] != b"\n":  # after a bar
             start = _line_back(data, start, 1)
         fields = _fields(data, start, at, end, row)
+        is_title = number == 1 and data.startswith(b"\n\n", end)
+        if fields is None and is_title and "#{1,3} " in row.pattern:
+            fields = row.search(f"# {cleaned(data[start:end])}")  # written without its mark
         if fields is None:
             return
         if _is_noise(data[max(start, at - _BEFORE_SIGN) : at], data[at:end], row):
@@ -236,7 +239,6 @@ class Reader:
         rank = _subject(fields, writer)
         writer = rank if fields.get("group") == DEFAULT_GROUPS[0] else writer
         key = (row.name, rank, *sorted(fields.items()))
-        is_title = number == 1 and data.startswith(b"\n\n", end)
         key = (*key, number) if row.yields in _KINDS["each"] or is_title else key
         if row.yields in _KINDS["latest"]:
             key = (row.name, fields.get("comm"), fields.get("process"), fields.get("own"))

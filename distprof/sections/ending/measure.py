@@ -1469,7 +1469,8 @@ def _died(output: JobOutput) -> EndingResult | None:
     events = (e for e in _of(output, "died") if not _signal(e))
     first = ("ray-node", "ray-owner")
     event = min(events, default=None, key=lambda e: (
-        "fate" not in e.fields, e.name not in first, e.name == "pod-restarts"))  # fmt: skip
+        "fate" not in e.fields, e.name not in first, e.name == "pod-restarts",
+        "can't open file" in e.text))  # fmt: skip
     if event is not None and event.name.startswith(("ray-", "engine-")):
         failed = (e for e in _of(output, "nccl", "network") if e.line < event.line)
         if any(event.fields.get("host", "") in e.text for e in failed):
@@ -2066,6 +2067,7 @@ _CAUSES: dict[Callable[[JobOutput], EndingResult | None], tuple[str, ...]] = {
     _mixed: (),
     diagnose_stacks: (),
     _crossed: ("complaint",),
+    partial(_hinted, kind="outage"): ("outage",),
     partial(_hinted, kind="remedy"): ("remedy",),
     _at_stage: (),
     _joining: (),
