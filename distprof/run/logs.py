@@ -314,8 +314,9 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unit(self) -> str:
-        """What a duration is that of: an iteration, or an epoch."""
-        return "epoch" if self.origin.endswith("epochs") else "iteration"
+        """What a duration is that of: an iteration, an epoch, or a line of unknown meaning."""
+        units = (unit for unit in ("epoch", "report") if self.origin.endswith(f"{unit}s"))
+        return next(units, "iteration")
 
     @property
     def is_steady(self) -> Bools:

@@ -8,7 +8,8 @@
 
 The time of an epoch is in the line that names it, or in one of the next lines. Of several times,
 it is the longest one that recurs: the others are those of parts, such as an evaluation. Without
-any, it is the one between lines that have a date and differ in their numbers alone.
+any, it is the one between lines that have a date and differ in their numbers alone. These number
+epochs or steps; if no line does, they are those with a loss or a score.
 """
 
 from __future__ import annotations
@@ -41,12 +42,17 @@ from distprof.ingest.training_logs.named_numbers import (
 )
 from distprof.units import format_duration
 
-_DATED = {"step": "a training program", "epoch": "a program that dates its epochs"}
+_DATED = {
+    "step": "a training program",
+    "epoch": "a program that dates its epochs",
+    "report": "a program that dates its reports",
+}
 _PATTERNS = byte_patterns("counters.toml")
 _NUMBER = re.compile(rb"[-+]?\d[\d.,:]*(?:[eE][-+]?\d+)?")
 _MAX_SERIES, _MAX_KEY = 400, 120
 _MAX_READ = 200_000  # Candidates, which take about 10 µs each
 _NEAR = 10  # Candidates below the line that names an epoch, which may hold its time
+_FEWEST_ALIKE = 5  # Lines that differ in their numbers alone, and number nothing
 _LONG_EVALUATION = 0.25  # Share of an epoch from which it is named
 _RISING = 0.9  # Share of times within epochs that are longer than the one before
 _SLOPE = 0.3  # Relative difference of a time from what all epochs so far take
@@ -99,6 +105,9 @@ class CountersGrammar(Grammar):
             self._keep("step", text[: step[1]], Report(row=row, number=step[0]))
         elif at_s is not None and epoch is not None:
             self._keep("epoch", text[: epoch.end()], Report(row=row, number=self._epoch or 0))
+        elif at_s is not None and _PATTERNS["of_training"].search(line):
+            number = self._num_read  # in order
+            self._keep("report", text, Report(row=row._replace(iteration=number), number=number))
 
     def _keep(self, of: str, before: bytes, report: Report) -> None:
         key = of, _NUMBER.sub(b"0", before)[-_MAX_KEY:]
@@ -110,7 +119,7 @@ class CountersGrammar(Grammar):
         """Use the times of epochs, or else the dates of steps or of epochs."""
         for of in ("time", "mean", *_DATED):
             every = (one for (kind, _), one in self._series.items() if kind == of)
-            fewest = FEWEST - (of not in _DATED)
+            fewest = _FEWEST_ALIKE if of == "report" else FEWEST - (of not in _DATED)
             known = (of_the_usual_kind(one, fewest) for one in filter(_is_of_each, every))
             found = max(known, key=lambda one: sum(each.time or 1e-9 for each in one), default=[])
             if found and not self.rows:

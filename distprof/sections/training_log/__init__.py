@@ -137,8 +137,9 @@ class TrainingLogResult(Result, frozen=True, kw_only=True):
     @property
     def unit(self) -> str:
         """What the times are those of: a bar may count something else than iterations."""
-        if self.origin.endswith("epochs"):
-            return "epoch"
+        for unit in ("epoch", "report"):
+            if self.origin.endswith(f"{unit}s"):
+                return unit
         if any(note.endswith("an iteration is a micro-batch.") for note in self.unavailable):
             return "micro-batch"
         if self.origin.endswith("(in steps of the environment)"):

@@ -168,7 +168,7 @@ def _line(log: TrainingLogResult) -> str:
         how = _RECORD.get(log.origin, _TABLE["record"])
         return f"{first} {no_times} To see where time goes, {how}.".lstrip()
     usual, mean = format_duration(log.median_ns), format_duration(log.mean_ns)
-    time = f"{_what(log)} takes {mean}"
+    time = f"{_what(log)} {'comes every' if log.unit == 'report' else 'takes'} {mean}"
     if _is_skewed(log):
         at = log.longest_iteration
         longest = "the longest" if at is None else f"{log.unit} {at:,} takes"
