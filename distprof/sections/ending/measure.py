@@ -1524,6 +1524,9 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
     name = "GPU" if is_of_gpu else stood.activity if stood else ""
     doing, step = (words().activity[name].place, words().activity[name].step) if name else ("", "")
     where = ", from ".join(filter(None, (doing.partition(", which")[0], last_own(_frames(event)))))
+    if _of(output, "complaint"):
+        said = f"the job is said to stand still. A Ctrl-C ended it{where and f' in {where}'}"
+        return _undecided("complaint", said, "complaint")
     text = f"The job was interrupted (Ctrl-C or SIGINT){where and f' in {where}'}."
     steps = (*filter(None, [step]), *advice_on("stopped", "SIGINT"))
     return _made("interrupted", text, event, *steps, ranks=())
@@ -1808,15 +1811,17 @@ def last_printed(output: JobOutput) -> str:
     """
     told = {event.text[:_MAX_SAID] for event in _of(output, "complaint")}
     own = takewhile(lambda line: not words().search("elsewhere", line), output.end_lines)
-    lines = [x for x in map(str.strip, own) if not words().search("prose", x)
+    all_lines = [*map(str.strip, own)]
+    lines = [x for x in all_lines if not words().search("prose", x)
              and x[:_MAX_SAID] not in told and x[:1] not in "|+"]  # fmt: skip
     whole = (x for x in lines if len(x) >= _MIN_SAID and not words().search("harmless", x))
     trouble = next((x for x in whole if words().search("trouble", x)), "")
     printed = (x for x in reversed(lines) if words().search("printed", x))
     if not (line := trouble or next(printed, "")) or len(output.ends) > 1:
         return ""
-    line = line if len(line) <= _MAX_SAID else f"…{line[-_MAX_SAID:].lstrip()}"
-    return f"{words().said['trouble' if trouble else 'last line']} “{line}”. "
+    last = [x for x in all_lines if 3 < len(x) < _MIN_SAID or x in lines][-1]
+    said = words().said["trouble" if trouble else "last line" if last == line else "near end"]
+    return f"{said} “{line if len(line) <= _MAX_SAID else f'…{line[-_MAX_SAID:].lstrip()}'}”. "
 
 
 _MIN_SAID = 16  # a shorter line, such as a heading, tells nothing
