@@ -163,8 +163,7 @@ def _of_subject(report: Report) -> Verdict:
 def leading(report: Report) -> Finding | None:
     """The finding that becomes the verdict: the first on the job, if it warns or there is a plan.
 
-    Findings on the recording, such as missing ranks, say nothing about the job, and settings
-    little about one that is said to stand still.
+    Findings on the recording, or on settings of a job that stands, say nothing about it.
     """
     on_job = (one for one in report.findings if not is_on_recording(one.code))
     first = next(on_job, None)

@@ -1524,10 +1524,9 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
     name = "GPU" if is_of_gpu else stood.activity if stood else ""
     doing, step = (words().activity[name].place, words().activity[name].step) if name else ("", "")
     where = ", from ".join(filter(None, (doing.partition(", which")[0], last_own(_frames(event)))))
-    if _of(output, "complaint"):
-        said = f"the job is said to stand still. A Ctrl-C ended it{where and f' in {where}'}"
-        return _undecided("complaint", said, "complaint")
     text = f"The job was interrupted (Ctrl-C or SIGINT){where and f' in {where}'}."
+    if _of(output, "complaint"):
+        return _undecided("complaint", f"the job is said to stand still. {text[:-1]}", "complaint")
     steps = (*filter(None, [step]), *advice_on("stopped", "SIGINT"))
     return _made("interrupted", text, event, *steps, ranks=())
 
@@ -1802,6 +1801,7 @@ def _idle_gpus(text: str) -> str:
 
 
 _HELD_MIB, _IDLE_PERCENT = 1000, 5
+_MIN_SAID = 16  # a shorter line, such as a heading, tells nothing
 
 
 def last_printed(output: JobOutput) -> str:
@@ -1810,21 +1810,18 @@ def last_printed(output: JobOutput) -> str:
     It is empty if there are several files, or only sentences that people wrote.
     """
     told = {event.text[:_MAX_SAID] for event in _of(output, "complaint")}
-    own = takewhile(lambda line: not words().search("elsewhere", line), output.end_lines)
-    all_lines = [*map(str.strip, own)]
-    lines = [x for x in all_lines if not words().search("prose", x)
+    ends = map(str.strip, output.end_lines)
+    own = [*takewhile(lambda line: not words().search("elsewhere", line), ends)]
+    lines = [x for x in own if not words().search("prose", x)
              and x[:_MAX_SAID] not in told and x[:1] not in "|+"]  # fmt: skip
-    whole = (x for x in lines if len(x) >= _MIN_SAID and not words().search("harmless", x))
-    trouble = next((x for x in whole if words().search("trouble", x)), "")
+    trouble = next((x for x in lines if len(x) >= _MIN_SAID and words().search("trouble", x)
+                    and not words().search("harmless", x)), "")  # fmt: skip
     printed = (x for x in reversed(lines) if words().search("printed", x))
     if not (line := trouble or next(printed, "")) or len(output.ends) > 1:
         return ""
-    last = [x for x in all_lines if 3 < len(x) < _MIN_SAID or x in lines][-1]
+    last = [x for x in own if 3 < len(x) < _MIN_SAID or x in lines][-1]
     said = words().said["trouble" if trouble else "last line" if last == line else "near end"]
     return f"{said} “{line if len(line) <= _MAX_SAID else f'…{line[-_MAX_SAID:].lstrip()}'}”. "
-
-
-_MIN_SAID = 16  # a shorter line, such as a heading, tells nothing
 
 
 def _calls(output: JobOutput) -> EndingResult | None:
