@@ -163,7 +163,7 @@ def _of_subject(report: Report) -> Verdict:
 def leading(report: Report) -> Finding | None:
     """The finding that becomes the verdict: the first on the job, if it warns or there is a plan.
 
-    Findings on the recording, such as missing ranks, say nothing about the job.
+    Findings on the recording, or on settings of a job that stands, say nothing about it.
     """
     on_job = (one for one in report.findings if not is_on_recording(one.code))
     first = next(on_job, None)
@@ -171,7 +171,8 @@ def leading(report: Report) -> Finding | None:
         return None
     is_undecided = first.code == "HST101" and report.perturbation.is_estimated
     is_worth = report.plan.repairs or is_undecided or first.severity is not Severity.INFO
-    return first if is_worth else None
+    stands = report.ending.cause == "complaint" and first.severity is not Severity.ERROR
+    return first if is_worth and not stands else None
 
 
 def _nothing_measured(report: Report) -> tuple[str, tuple[str, ...]]:

@@ -381,6 +381,7 @@ _STARTS = {"setup", "calls", "joining", "preparing", "complaint", "silence", "wa
 # Beginnings of what a run without times, and one that stands, is called.
 _WITHOUT_TIMES = ("losses of", "a progress bar")  # It says more that such a job finished.
 _OF_A_RUN = ("output of nccl-tests", "a speed of", "a single ", "a bar of Keras", *_WITHOUT_TIMES)
+_OF_A_SLOW_JOB = ("text about a slow job", "loading of data, which the text", "a time per {what}")
 _STOPPED = {"cancelled", "stopped"}
 _WEAK = {"agents", "closing", "waiting", *_STOPPED, *_ERROR}
 _NOT_READ = (*NOT_LOGS, ".pickle", ".toml", ".html", ".md")
@@ -425,7 +426,8 @@ def _is_output(path: str, *, is_alone: bool) -> bool:
         least = 1 + ("calls" in found)
         foreign = foreign_format(Path(path).name, beginning(path, _SMALL))
         if found & {"complaint", "silence"}:
-            return is_alone and (foreign is None or foreign.name.startswith(_OF_A_RUN))
+            weak = _OF_A_RUN + _OF_A_SLOW_JOB * ("complaint" in found)
+            return is_alone and (foreign is None or foreign.name.startswith(weak))
         is_ended = bool(found & _ENDED) and foreign and foreign.name.startswith(_WITHOUT_TIMES)
         is_foreign = (foreign is not None and not is_ended) or found == {"remedy"}
         is_other = is_foreign or fits_nccl_log(path) or fits_training_log(path, least=least)

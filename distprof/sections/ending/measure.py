@@ -1526,6 +1526,8 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
     doing, step = (words().activity[name].place, words().activity[name].step) if name else ("", "")
     where = ", from ".join(filter(None, (doing.partition(", which")[0], last_own(_frames(event)))))
     text = f"The job was interrupted (Ctrl-C or SIGINT){where and f' in {where}'}."
+    if _of(output, "complaint"):
+        return _undecided("complaint", f"the job is said to stand still. {text[:-1]}", "complaint")
     steps = (*filter(None, [step]), *advice_on("stopped", "SIGINT"))
     return _made("interrupted", text, event, *steps, ranks=())
 
@@ -1800,6 +1802,7 @@ def _idle_gpus(text: str) -> str:
 
 
 _HELD_MIB, _IDLE_PERCENT = 1000, 5
+_MIN_SAID = 16  # a shorter line, such as a heading, tells nothing
 
 
 def last_printed(output: JobOutput) -> str:
@@ -1808,19 +1811,18 @@ def last_printed(output: JobOutput) -> str:
     It is empty if there are several files, or only sentences that people wrote.
     """
     told = {event.text[:_MAX_SAID] for event in _of(output, "complaint")}
-    own = takewhile(lambda line: not words().search("elsewhere", line), output.end_lines)
-    lines = [x for x in map(str.strip, own) if not words().search("prose", x)
+    ends = map(str.strip, output.end_lines)
+    own = [*takewhile(lambda line: not words().search("elsewhere", line), ends)]
+    lines = [x for x in own if not words().search("prose", x)
              and x[:_MAX_SAID] not in told and x[:1] not in "|+"]  # fmt: skip
-    whole = (x for x in lines if len(x) >= _MIN_SAID and not words().search("harmless", x))
-    trouble = next((x for x in whole if words().search("trouble", x)), "")
+    trouble = next((x for x in lines if len(x) >= _MIN_SAID and words().search("trouble", x)
+                    and not words().search("harmless", x)), "")  # fmt: skip
     printed = (x for x in reversed(lines) if words().search("printed", x))
     if not (line := trouble or next(printed, "")) or len(output.ends) > 1:
         return ""
-    line = line if len(line) <= _MAX_SAID else f"…{line[-_MAX_SAID:].lstrip()}"
-    return f"{words().said['trouble' if trouble else 'last line']} “{line}”. "
-
-
-_MIN_SAID = 16  # a shorter line, such as a heading, tells nothing
+    last = [x for x in own if 3 < len(x) < _MIN_SAID or x in lines][-1]
+    said = words().said["trouble" if trouble else "last line" if last == line else "near end"]
+    return f"{said} “{line if len(line) <= _MAX_SAID else f'…{line[-_MAX_SAID:].lstrip()}'}”. "
 
 
 def _calls(output: JobOutput) -> EndingResult | None:
