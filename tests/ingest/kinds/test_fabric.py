@@ -452,6 +452,11 @@ UNNAMED_PARTS = """
 8                      20.20             18.37             88.23        1000
 33554432            8388.608          8300.000          8400.000         100
 """
+GBIT = """
+| size/MB | rate/Gbps | algbw | busbw |
+|---|---|---|---|
+|50|16.1|10.8|16.0|
+"""
 
 
 @pytest.mark.parametrize(
@@ -460,8 +465,9 @@ UNNAMED_PARTS = """
         (TWO_RUNS, {"NCCL": 230.5, "MSCCL": 180.1}, "NCCL reaches 230 GB/s, MSCCL 180 GB/s"),
         (PARTS, {"": 46.5}, "all_to_all reaches 46.5 GB/s at 33.6 MB"),
         (UNNAMED_PARTS, {"": 4.0}, "reaches 4.00 GB/s at 33.6 MB"),
+        (GBIT, {"": 2.0}, "reaches 2.00 GB/s bus bandwidth at 50.0 MB"),
     ],
-    ids=["runs", "parts", "unnamed parts"],
+    ids=["runs", "parts", "unnamed parts", "a unit in one column"],
 )
 def test_columns_after_the_size_are_of_runs_or_have_parts(tmp_path, text, speeds, says):
     (tmp_path / "table.txt").write_text(text)

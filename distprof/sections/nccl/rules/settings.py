@@ -43,6 +43,8 @@ def forced_nccl_settings(
     }
     if any(t.where == INSIDE and t.transport.startswith("SHM") for t in nccl.transports):
         named = {name: one for name, one in named.items() if not name.startswith("NCCL_P2P")}
+    if said(nccl, NcclRemark.GDR_OFF):
+        named.pop("NCCL_PROTO", "")  # the plug-in itself sets it
     if not named:
         return
     parts = [f"{name}={value} ({what})" for name, (value, what) in named.items()]
