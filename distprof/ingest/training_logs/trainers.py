@@ -365,11 +365,11 @@ def _since_start(bar: _Bar) -> list[Row]:
 # Lightning ----------------------------------------------------------------------------------------
 
 _BATCH = "run_training_batch"
-_NEXT = "train_dataloader_next"
+_NEXT = ("train_dataloader_next", "get_train_batch")
 _STEP = re.compile(r"\.optimizer_step$|^optimizer_step_with_closure")
 
 _HOOK = ".on_after_backward"
-_PARTS = ("model_forward", "model_backward", "optimizer_step", "get_train_batch")
+_PARTS = ("model_forward", "model_backward", "optimizer_step")
 """What the first versions list instead of a batch; the forward pass counts them."""
 
 _FAR_BELOW = 0.7
