@@ -95,7 +95,7 @@ def fits_operator_table(source: str) -> bool:
 
 def read_operator_table(source: str) -> OperatorTable:
     """Read the first table of a file; InputError if it cannot be read or has no row."""
-    text = _plain(whole(source, BOUND.num_bytes, _refuse))
+    text = _PATTERNS["single_events"].sub(r"\1", _plain(whole(source, BOUND.num_bytes, _refuse)))
     if not _PATTERNS["header"].search(text):
         if functions := [*_PATTERNS["function"].finditer(text)]:
             longest = max(functions, key=lambda one: float(one[1]))

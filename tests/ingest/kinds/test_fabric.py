@@ -342,6 +342,17 @@ def test_tests_of_one_size_each_are_one_of_all_sizes(tmp_path):
     assert [point.bytes for point in curve.points] == [64, 1 << 20, 1 << 26]
 
 
+def test_tags_of_mpirun_inside_of_rows_do_no_harm(tmp_path):
+    log = tmp_path / "test.log"
+    tag = "[1,0]<stdout>:"
+    rows = (
+        f"{tag}  {4**n}  1  float  sum  -1{tag}  9.0 {n}.0 {n}.5 0{tag}  9.0 1.0 1.0 0\n"
+        for n in (5, 13)
+    )
+    log.write_text("".join(rows))
+    assert max(p.busbw_bytes_per_s for p in read_fabric(str(log)).curves[0].points) == 13.5e9
+
+
 def test_rows_behind_a_word_in_brackets_need_no_blank(tmp_path):
     log = tmp_path / "post.txt"
     rows = (f"[STAT]:{4**n}   1   float   sum  -1  9.0 {n}.0 {n}.0 0\n" for n in (5, 9, 13))
