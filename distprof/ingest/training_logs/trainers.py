@@ -161,10 +161,8 @@ class BarGrammar(Grammar):
             is_fast = bar.last_step > 10_000 * bar.last_second  # and only reads something
             if not bar.is_of_training and (is_fast or _seconds(bar) < _MIN_SECONDS):
                 del bars[key]  # that scans files
-        for key, bar in [*bars.items()]:  # damaged labels of one with a name
-            like = (len(n.seen) for (_, total), n in named.items() if total == key[1])
-            if max(like, default=0) > _FAR_LONGER * len(bar.seen):
-                del bars[key]
+        num = sum((Counter({total: len(bar.seen)}) for (_, total), bar in named.items()), Counter())
+        bars = {key: bar for key, bar in bars.items() if _FAR_LONGER * len(bar.seen) >= num[key[1]]}
         if bars:
             again = [bar for (_, total), bar in bars.items() if bar.before > total]
             if len(again) > 1 and not any(bar.is_of_training for bar in bars.values()):
