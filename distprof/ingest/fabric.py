@@ -345,8 +345,9 @@ def _head(line: str) -> tuple[list[_Column], int] | None:
         for what, most in (("size", 1), ("bus", None), ("speed", None), ("time", 1)):
             fits = [i for i, cell in enumerate(cells) if _SAYS[f"of_{what}"].search(cell)]
             runs = [i for i in fits if not _SAYS["no_run"].search(cells[i])] or fits[:1]
-            named = {_SAYS["unnamed"].sub("", cells[i]).strip(" _-,"): i for i in runs[::-1]}
-            columns = [_Column(what, i, _unit(cells[i], what), run) for run, i in named.items()]
+            of = {_SAYS["unnamed"].sub("", cells[i]).strip(" _-,"): i for i in runs[::-1]}
+            more = f" {joined}" * (what in ("bus", "speed"))  # another column may have the unit
+            columns = [_Column(what, i, _unit(cells[i] + more, what), run) for run, i in of.items()]
             found += columns[::-1][:most]
         held = {column.what for column in found}
         is_timed = "time" in held and re.search("byte|latency|count", line.lower())

@@ -95,7 +95,7 @@ def fits_operator_table(source: str) -> bool:
 
 def read_operator_table(source: str) -> OperatorTable:
     """Read the first table of a file; InputError if it cannot be read or has no row."""
-    text = _plain(whole(source, BOUND.num_bytes, _refuse))
+    text = _PATTERNS["single_events"].sub(r"\1", _plain(whole(source, BOUND.num_bytes, _refuse)))
     if not _PATTERNS["header"].search(text):
         if functions := [*_PATTERNS["function"].finditer(text)]:
             longest = max(functions, key=lambda one: float(one[1]))
@@ -193,12 +193,14 @@ def _listed(source: str, text: str, header: re.Match[str], layout: _Layout) -> O
     named = (header.groupdict().get("unit") or layout.unit).lower()
     scale = 1e9 * float(unit[1]) if unit else _NS[named]
     are_kernels = "all" not in row.groupindex
+    total = sections[0][1] if sections else _scaled(printed[1], 1e9) if printed else 0
     found: dict[str, TableOperator] = {}
     whole = _Whole()
     for match in filter(None, map(row.fullmatch, "\n".join([first, *kept]).splitlines())):
         name = match["name"].strip()[:MAX_NAME]
         own = _scaled(match["own"], scale)
         inside = own if are_kernels else _scaled(match["all"], scale)
+        inside = own if inside > total * (1 + _SAME) > 0 else inside  # began before the profile
         whole.take(own or inside, match.groupdict().get("share") or "")
         calls = int((match["calls"] or "").replace(",", "") or are_kernels)
         if before := found.get(name) if are_kernels else None:
@@ -215,13 +217,12 @@ def _listed(source: str, text: str, header: re.Match[str], layout: _Layout) -> O
     if not 0 < len(found) <= MAX_ROWS:
         read = f"the header of {layout.program.split(',')[0]}, and {len(found):,} readable rows"
         refusing("a table with its rows", "keep the rows below the header")(source, read)
-    total = _scaled(printed[1], 1e9) if printed else None if are_kernels else whole.ns
     longest = max(one.cpu_ns for one in found.values()) if layout.is_tree else 0
     listed = sum(one.self_device_ns for one in found.values())  # of several tables
     return OperatorTable(
         operators=tuple(found.values()),
         device=layout.device if are_kernels else "",
-        self_cpu_ns=sections[0][1] if sections else total or longest or total,
+        self_cpu_ns=total or (not are_kernels and whole.ns) or longest or None,
         self_device_ns=max(whole.ns, listed) if are_kernels and whole.ns else None,
         notes=(_ONLY_FIRST,) * (len(kept) < len(alike)),
         is_from_top=bool(header[0]),

@@ -238,7 +238,8 @@ class Assembler:
         listed = {name: who - missing.get(name, set()) for name, who in self._of_cards.items()}
         if any(who for name, who in listed.items() if name != "Socket"):
             listed["Socket"] = listed.get("Socket", set()) & missing.get("IB", set())
-        return {network: who for network, who in listed.items() if who}
+        num = sum(-1 in who for who in self._of_cards.values())  # of several, some are expected
+        return {name: who for name, who in listed.items() if who - {-1} or (who and num < 2)}
 
     def _process(self, who: tuple[bytes, int], rank: int | None) -> int:
         index = self._processes.get(who)

@@ -277,7 +277,7 @@ class Reader:
         if known := self.events.get(key):  # the last one counts, but not bars of other ranks
             is_other = fields.get("percent") == "0" != known.fields.get("percent", "0")
             return row.yields in ("phase", *_KINDS["latest"]) and not is_other
-        most = MAX_EVENTS if row.yields == "begun" else MAX_OF_A_KIND  # the last run counts
+        most = {"begun": MAX_EVENTS, "setup": _MAX_TRIES}.get(row.yields, MAX_OF_A_KIND)
         if self._counts[key[:2]] >= most or len(self.events) >= MAX_EVENTS:
             self._num_dropped += 1
             return False

@@ -161,6 +161,8 @@ class BarGrammar(Grammar):
             is_fast = bar.last_step > 10_000 * bar.last_second  # and only reads something
             if not bar.is_of_training and (is_fast or _seconds(bar) < _MIN_SECONDS):
                 del bars[key]  # that scans files
+        num = sum((Counter({total: len(bar.seen)}) for (_, total), bar in named.items()), Counter())
+        bars = {key: bar for key, bar in bars.items() if _FAR_LONGER * len(bar.seen) >= num[key[1]]}
         if bars:
             again = [bar for (_, total), bar in bars.items() if bar.before > total]
             if len(again) > 1 and not any(bar.is_of_training for bar in bars.values()):
@@ -361,11 +363,11 @@ def _since_start(bar: _Bar) -> list[Row]:
 # Lightning ----------------------------------------------------------------------------------------
 
 _BATCH = "run_training_batch"
-_NEXT = "train_dataloader_next"
+_NEXT = ("train_dataloader_next", "get_train_batch")
 _STEP = re.compile(r"\.optimizer_step$|^optimizer_step_with_closure")
 
 _HOOK = ".on_after_backward"
-_PARTS = ("model_forward", "model_backward", "optimizer_step", "get_train_batch")
+_PARTS = ("model_forward", "model_backward", "optimizer_step")
 """What the first versions list instead of a batch; the forward pass counts them."""
 
 _FAR_BELOW = 0.7

@@ -342,6 +342,17 @@ def test_tests_of_one_size_each_are_one_of_all_sizes(tmp_path):
     assert [point.bytes for point in curve.points] == [64, 1 << 20, 1 << 26]
 
 
+def test_tags_of_mpirun_inside_of_rows_do_no_harm(tmp_path):
+    log = tmp_path / "test.log"
+    tag = "[1,0]<stdout>:"
+    rows = (
+        f"{tag}  {4**n}  1  float  sum  -1{tag}  9.0 {n}.0 {n}.5 0{tag}  9.0 1.0 1.0 0\n"
+        for n in (5, 13)
+    )
+    log.write_text("".join(rows))
+    assert [point.bytes for point in read_fabric(str(log)).curves[0].points] == [4**5, 4**13]
+
+
 def test_rows_behind_a_word_in_brackets_need_no_blank(tmp_path):
     log = tmp_path / "post.txt"
     rows = (f"[STAT]:{4**n}   1   float   sum  -1  9.0 {n}.0 {n}.0 0\n" for n in (5, 9, 13))
@@ -452,6 +463,11 @@ UNNAMED_PARTS = """
 8                      20.20             18.37             88.23        1000
 33554432            8388.608          8300.000          8400.000         100
 """
+GBIT = """
+| size/MB | rate/Gbps | algbw | busbw |
+|---|---|---|---|
+|50|16.1|10.8|16.0|
+"""
 
 
 @pytest.mark.parametrize(
@@ -460,8 +476,9 @@ UNNAMED_PARTS = """
         (TWO_RUNS, {"NCCL": 230.5, "MSCCL": 180.1}, "NCCL reaches 230 GB/s, MSCCL 180 GB/s"),
         (PARTS, {"": 46.5}, "all_to_all reaches 46.5 GB/s at 33.6 MB"),
         (UNNAMED_PARTS, {"": 4.0}, "reaches 4.00 GB/s at 33.6 MB"),
+        (GBIT, {"": 2.0}, "reaches 2.00 GB/s bus bandwidth at 50.0 MB"),
     ],
-    ids=["runs", "parts", "unnamed parts"],
+    ids=["runs", "parts", "unnamed parts", "a unit in one column"],
 )
 def test_columns_after_the_size_are_of_runs_or_have_parts(tmp_path, text, speeds, says):
     (tmp_path / "table.txt").write_text(text)

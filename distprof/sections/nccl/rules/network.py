@@ -92,8 +92,7 @@ def _by_choice(nccl: NcclResult) -> Iterator[Draft]:
     is_inside = nccl.is_on_one_host or not (is_due or nccl.has_several_hosts)
     if set(nccl.networks) != {"Socket"} or is_inside or over_cards(nccl) == " over lo":
         return
-    processes = counted(nccl.num_processes, "process")
-    by = f", according to {processes}" if nccl.num_processes else ""
+    by = f", according to {counted(nccl.num_processes, 'process')}" * bool(nccl.num_processes)
     several = nccl.has_several_hosts
     seen = "" if several else ", if there are any: the text shows one"
     what = "uses TCP sockets between nodes" if several else "has only TCP sockets"

@@ -39,6 +39,7 @@ def forced_nccl_settings(
         if name in known
         and value
         and not (nccl.is_on_one_host and name in SAYS["between"])
+        and not (name == "NCCL_PROTO" and said(nccl, NcclRemark.GDR_OFF))  # set by the plug-in
         and re.fullmatch("|".join(known[name][0]) or ".*", value.strip().upper())
     }
     if any(t.where == INSIDE and t.transport.startswith("SHM") for t in nccl.transports):

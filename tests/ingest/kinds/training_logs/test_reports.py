@@ -334,7 +334,7 @@ LIGHTNING_FORMS = {
     "with calls": (
         "run_training_batch      |  0.04                   |100                    |  4.0      |  70.0  |\n"
         "get_train_batch         |  0.01                   |100                    |  1.0      |  17.5  |\n",
-        40 * MS,
+        50 * MS,
     ),
     "without calls": (
         "get_train_batch         |  0.01            |  1.0\n"
