@@ -406,10 +406,11 @@ def _compared_with_the_clock(
         pauses = _pauses(rows, ticks, usual, _GAP)
         notes += pauses or [NOTES["gaps"].format(len(gaps), max(gaps)[1])]
         ticks = [*compress(ticks, ~is_gap)]
-    timed = [row._replace(duration_ns=None, span=None) for row in rows]
+    wrong = dict.fromkeys(RATES[:4]) if ratios else {}  # they follow from printed times
+    timed = [row._replace(duration_ns=None, span=None, **wrong) for row in rows]
     for start, end, ns in ticks:
         span = (rows[end].iteration or 0) - (rows[start].iteration or 0)
-        timed[end] = rows[end]._replace(duration_ns=ns, span=span)
+        timed[end] = timed[end]._replace(duration_ns=ns, span=span)
     ends = [end for _, end, _ in ticks]
     longest = max((int(column.max()) for column in timers.values()), default=0)
     is_longer = bool(ratios) and longest > IMPOSSIBLE * max(ns for *_, ns in ticks)

@@ -243,7 +243,11 @@ def candidates(pattern: re.Pattern[bytes], block: bytes) -> Iterator[bytes]:
 
 
 def as_named(block: bytes) -> bytes:
-    """A block with the rows of a table of steps or epochs and their times as named numbers."""
+    """A block with the rows of a table of steps or epochs and their times as named numbers.
+
+    A time in a line of its own below a step is in the line of that step.
+    """
+    block = _PATTERNS["time_below"].sub(rb"\1, \2", block)
     head = _PATTERNS["head"].search(block)
     if head is None:
         return block

@@ -157,6 +157,10 @@ class BarGrammar(Grammar):
     def finish(self) -> None:
         """Keep the bar that ran longest; of an epoch, the bar of its iterations that did."""
         named, bars = self._bars or ({}, {})
+        often = sorted((len(bar.seen), total) for (_, total), bar in named.items())
+        whole = {total: num for num, total in often}
+        for key in [key for key, bar in bars.items() if len(bar.seen) < whole.get(key[1], 0)]:
+            del bars[key]  # torn from the name of that one by what other ranks print
         for key, bar in [(key, bar) for key, bar in bars.items() if key[1] == MAX_COUNT]:
             is_fast = bar.last_step > 10_000 * bar.last_second  # and only reads something
             if not bar.is_of_training and (is_fast or _seconds(bar) < _MIN_SECONDS):

@@ -44,6 +44,7 @@ FEWEST_LAST, FAR_LONGER = 2, 1.5  # Last reports that are a step, and their rati
 MIN_KENDALL, GROWN_RATIO = 0.7, 1.3
 """Least correlation of ranks (of six equal reports, 3 % by chance) and growth to the last third."""
 
+_CREPT = 1.05  # That growth of time per sample, in a log that holds nothing else.
 _MOST_OF_GROWTH = 0.7  # A rise from one report to the next above this share is a step.
 _FAR, _ROUNDER = 3, 5  # Ratio to the time of neighbours, and of round numbers to those of reports.
 
@@ -270,7 +271,14 @@ def _slow_rate(log: TrainingLog) -> SlowPeriod | None:
             if len(rates) == len(log.iteration) and (np.diff(log.iteration[known]) > 0).all():
                 number = log.iteration[known]
             ns = np.round(1e9 / rates[known]).astype(np.int64)
-            return _slow_span(number, ns, np.ones(len(ns)))
+            third, span = len(ns) // 3, np.ones(len(ns))
+            creeps = 2 * FEWEST_GROWING <= len(ns) < MOST_BLOCKS and _kendall(ns) >= MIN_KENDALL
+            creeps = creeps and np.median(ns[-third:]) > _CREPT * np.median(ns[:third])
+            found = _slow_span(number, ns, span)
+            if not found and creeps:
+                inside = np.arange(len(ns)) >= len(ns) - third
+                return _slow_period(number, ns, span, inside, is_gradual=True)
+            return found
     return None
 
 
