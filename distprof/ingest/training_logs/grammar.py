@@ -265,6 +265,13 @@ def to_log(
         notes.append(NOTES["not_finite"].format(lost, len(chosen.rows)))
     rows, kept = _of_one_rank(chosen.rows, chosen.timers, notes)
     timers = {name: _timer(values, kept, len(rows)) for name, values in chosen.timers.items()}
+    known = [row.duration_ns for row in rows if row.duration_ns is not None]
+    is_whole = len(known) >= _FEWEST and not any(ns % NS_PER_S for ns in known)
+    is_whole = is_whole and (0 in known or chosen.name.startswith("Keras"))
+    if is_whole and median(known) < _FEWEST_TICKS * NS_PER_S:
+        unit = "epoch" if chosen.name.endswith("epochs") else "iteration"
+        notes.append(NOTES["coarse"].format(unit))
+        rows = [row._replace(duration_ns=None) for row in rows]
     rows, timers, unprinted_ns = _compared_with_the_clock(rows, timers, notes)
     if chosen.is_full:
         notes.append(NOTES["full"].format(len(rows), MAX_ROWS))

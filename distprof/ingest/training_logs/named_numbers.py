@@ -245,9 +245,9 @@ def candidates(pattern: re.Pattern[bytes], block: bytes) -> Iterator[bytes]:
 def as_named(block: bytes) -> bytes:
     """A block with the rows of a table of steps or epochs and their times as named numbers.
 
-    A time in a line of its own below a step is in the line of that step.
+    What is in a line of its own below that it belongs to is in the same line.
     """
-    block = _PATTERNS["time_below"].sub(rb"\1, \2", block)
+    block = _PATTERNS["below"].sub(rb"\g<step>\g<dated>, ", block)
     head = _PATTERNS["head"].search(block)
     if head is None:
         return block

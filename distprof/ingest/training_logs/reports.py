@@ -262,6 +262,7 @@ class ReportGrammar(Grammar):
             for name, text in line.groupdict().items()
             if (value := _value(text)) is not None
         }
+        values = {name: value for name, value in values.items() if value or name not in RATES[:4]}
         if "pause_s" in values:
             self._paused_s += values["pause_s"]
             return

@@ -357,9 +357,9 @@ def _rising(bar: _Bar, least: int) -> list[Row]:
 
 
 def _since_start(bar: _Bar) -> list[Row]:
-    """The mean since the start, of a bar that shows no rate."""
-    steps = bar.last_step
-    return [Row(steps, s_to_ns(bar.last_second / steps), steps)] if steps >= _MIN_STEPS else []
+    """The mean since the start, of a bar that shows no rate, or is seen once."""
+    steps, least = bar.last_step, 2 if bar.is_of_epochs else _MIN_STEPS
+    return [Row(steps, s_to_ns(bar.last_second / steps), steps)] if steps >= least else []
 
 
 # Lightning ----------------------------------------------------------------------------------------

@@ -163,6 +163,7 @@ def _slow(number: Int64Array, ns: Int64Array, weight: Floats) -> dict[str, Any]:
     left = np.abs(more[1:] + more[:-1])  # of each two in a row
     is_even = np.minimum(left[:-1], left[1:]) < UNEVEN * more[1:-1]
     is_slow = (ns > SLOW_RATIO * np.maximum(usual, np.median(ns))) & ~is_even
+    is_slow &= ns - usual > _digit(ns)
     is_slow[: int(np.argmin(is_slow))] = False  # before the training is warm
     excess = float(np.average(np.where(is_slow, ns - usual, 0), weights=weight))
     period = _period(number, is_slow) or _period(number, is_slow & (ns > _FAR * usual))
@@ -238,13 +239,13 @@ def _slow_period(
     number: Int64Array, ns: Int64Array, span: Floats, inside: NDArray[np.bool_], *, is_gradual: bool
 ) -> SlowPeriod | None:
     """The slow reports, by their mask, next to what is usual; None if that takes no time."""
-    slow, others = ns[inside], ns[~inside]
+    slow, others, digit = ns[inside], ns[~inside], _digit(ns)
     if is_gradual:  # what it was at first and became; all after them cost, but for evaluations
         ns = np.where((ns > _FAR * near(ns)) & (len(ns) > FEWEST_BLOCKS * BLOCK), near(ns), ns)
         ends = max(len(ns) // 10, min(len(ns) // 3, FEWEST_FEW))
         others, slow = ns[:ends], ns[-ends:]
     at, usual = np.flatnonzero(inside), float(np.median(others))
-    if usual < 1:
+    if usual < 1 or float(np.median(slow)) - usual <= digit:
         return None
     if (np.diff(number) <= 0).any():
         number = np.full_like(number, ABSENT)  # it starts again with each epoch
@@ -258,6 +259,12 @@ def _slow_period(
         excess_ns=round(float(np.average(more, weights=span))),
         is_gradual=is_gradual,
     )
+
+
+def _digit(ns: Int64Array) -> int:
+    """One in the last digit of times, in ns: a difference of that is not one of times."""
+    digit = int(np.gcd.reduce(ns))
+    return digit if str(digit).strip("0") == "1" else 0
 
 
 def _slow_rate(log: TrainingLog) -> SlowPeriod | None:

@@ -53,6 +53,7 @@ _FIRST = (
     "The loss is NaN or infinite",
     "Pauses between reports take",
 )
+_INSTEAD = ("Throughput over", "Most epochs", "Most iterations")
 _TOLD = (_SHORT, "The log does not say", "The log holds", "The log names no unit", "So little use")
 """Beginnings of notes on which every time depends, or, at the end, that ask for a larger batch."""
 
@@ -163,8 +164,8 @@ def _line(log: TrainingLogResult) -> str:
         first = slower_sentence(log) or (f"The training reaches {use}." if use else "")
         no_times = f"distprof finds no iteration times in the log of {log.origin}."
         no_times = f"Throughput: {rates}. {no_times}" if (rates := rate_text(log)) else no_times
-        over_all = (n for n in log.unavailable if n.startswith("Throughput over") and not first)
-        no_times = next(over_all, no_times)
+        known = (n for n in log.unavailable if n.startswith(_INSTEAD) and not first)
+        no_times = next(known, no_times)
         how = _RECORD.get(log.origin, _TABLE["record"])
         return f"{first} {no_times} To see where time goes, {how}.".lstrip()
     usual, mean = format_duration(log.median_ns), format_duration(log.mean_ns)
