@@ -236,7 +236,7 @@ def use_notes(share: float, of: str) -> list[str]:
 
 # The log ------------------------------------------------------------------------------------------
 
-_AXES = ("tp", "pp", "dp", "cp", "ep")
+AXES = ("tp", "pp", "dp", "cp", "ep")
 _LARGEST = 1 << 31
 
 
@@ -266,11 +266,8 @@ def to_log(
     rows, kept = _of_one_rank(chosen.rows, chosen.timers, notes)
     timers = {name: _timer(values, kept, len(rows)) for name, values in chosen.timers.items()}
     known = [row.duration_ns for row in rows if row.duration_ns is not None]
-    is_whole = len(known) >= _FEWEST and not any(ns % NS_PER_S for ns in known)
-    is_whole = is_whole and (0 in known or chosen.name.startswith("Keras"))
-    if is_whole and median(known) < _FEWEST_TICKS * NS_PER_S:
-        unit = "epoch" if chosen.name.endswith("epochs") else "iteration"
-        notes.append(NOTES["coarse"].format(unit))
+    if known and not median(known):
+        notes.append(NOTES["coarse"])
         rows = [row._replace(duration_ns=None) for row in rows]
     rows, timers, unprinted_ns = _compared_with_the_clock(rows, timers, notes)
     if chosen.is_full:
@@ -493,7 +490,7 @@ def _facts(chosen: Grammar, others: Sequence[Grammar]) -> TrainingFacts:
     facts: dict[str, int] = {}
     for grammar in (*others, chosen):
         facts |= {name: n for name, n in grammar.facts.items() if 0 < n < _LARGEST}
-    mesh = {axis: facts[axis] for axis in _AXES if axis in facts}
+    mesh = {axis: facts[axis] for axis in AXES if axis in facts}
     fields = TrainingFacts.__struct_fields__
     known: dict[str, Any] = {name: n for name, n in facts.items() if name in fields}
     return TrainingFacts(mesh=mesh, **{"num_micro_batches": _num_micro_batches(facts)} | known)

@@ -243,10 +243,7 @@ def candidates(pattern: re.Pattern[bytes], block: bytes) -> Iterator[bytes]:
 
 
 def as_named(block: bytes) -> bytes:
-    """A block with the rows of a table of steps or epochs and their times as named numbers.
-
-    What is in a line of its own below that it belongs to is in the same line.
-    """
+    """A block with the rows of a table and their times, and what lines break, as named numbers."""
     block = _PATTERNS["below"].sub(rb"\g<step>\g<dated>, ", block)
     head = _PATTERNS["head"].search(block)
     if head is None:

@@ -262,7 +262,6 @@ class ReportGrammar(Grammar):
             for name, text in line.groupdict().items()
             if (value := _value(text)) is not None
         }
-        values = {name: value for name, value in values.items() if value or name not in RATES[:4]}
         if "pause_s" in values:
             self._paused_s += values["pause_s"]
             return
@@ -481,7 +480,7 @@ def _values(patterns: Mapping[str, str], record: bytes) -> dict[str, float]:
     for name, pattern in patterns.items():
         match = _compiled(pattern).search(record)
         value = _value(next((text for text in match.groups() if text), None)) if match else None
-        if value is not None:
+        if value or (value is not None and name not in RATES[:4]):
             found[name] = value
     return found
 

@@ -124,8 +124,8 @@ def _times(log: TrainingLog) -> dict[str, Any]:
         "longest_iteration": longest if log.span[steady][ns.argmax()] == 1 else None,
         "cv": spread / mean if mean > 0 else None,
         "steady_ns": tuple(ns[-MAX_KEPT:].tolist()),
-        "first_ns": int(log.duration_ns[first]),
-        "slow_span": _slow_span(log.iteration[counts], log.duration_ns[counts], spans),
+        "first_ns": None if steady[first] else int(log.duration_ns[first]),
+        "slow_span": _slow_span(log.iteration[counts], log.duration_ns[counts], spans, GROWN_RATIO),
         **slow,
     }
 
@@ -203,11 +203,11 @@ def _period(number: Int64Array, is_slow: NDArray[np.bool_]) -> int | None:
 # Slower from some iteration on --------------------------------------------------------------------
 
 
-def _slow_span(number: Int64Array, ns: Int64Array, span: Floats) -> SlowPeriod | None:
+def _slow_span(number: Int64Array, ns: Int64Array, span: Floats, grown: float) -> SlowPeriod | None:
     """The reports in a row that lose most time by being slower than the others."""
     size = max(BLOCK, -(-len(ns) // MOST_BLOCKS))
     if len(ns) < 2 * FEWEST_BLOCKS * BLOCK:
-        return _among_few(number, ns, span)
+        return _among_few(number, ns, span, grown)
     edges = np.arange(0, len(ns) + 1, size)
     edges[-1] = len(ns)
     blocks = np.array([float(np.median(ns[a:b])) for a, b in pairwise(edges.tolist())])
@@ -216,7 +216,7 @@ def _slow_span(number: Int64Array, ns: Int64Array, span: Floats) -> SlowPeriod |
     bounds = np.flatnonzero(np.diff(np.concatenate(([False], is_slow, [False])).astype(np.int8)))
     rows = [(a, b) for a, b in bounds.reshape(-1, 2).tolist() if b - a >= FEWEST_BLOCKS]
     if not rows:
-        return _among_few(number, ns, span) if len(ns) < MOST_BLOCKS else None
+        return _among_few(number, ns, span, grown) if len(ns) < MOST_BLOCKS else None
     ups = np.flatnonzero(blocks[1:] > SLOWER_RATIO * blocks[:-1])
     if is_slow[-1] and (np.diff(ups) > 1).any() and (blocks[1:] > blocks[:-1] / SLOWER_RATIO).all():
         return None  # several steps up and none down: a schedule of batches or sequence lengths
@@ -278,18 +278,12 @@ def _slow_rate(log: TrainingLog) -> SlowPeriod | None:
             if len(rates) == len(log.iteration) and (np.diff(log.iteration[known]) > 0).all():
                 number = log.iteration[known]
             ns = np.round(1e9 / rates[known]).astype(np.int64)
-            third, span = len(ns) // 3, np.ones(len(ns))
-            creeps = 2 * FEWEST_GROWING <= len(ns) < MOST_BLOCKS and _kendall(ns) >= MIN_KENDALL
-            creeps = creeps and np.median(ns[-third:]) > _CREPT * np.median(ns[:third])
-            found = _slow_span(number, ns, span)
-            if not found and creeps:
-                inside = np.arange(len(ns)) >= len(ns) - third
-                return _slow_period(number, ns, span, inside, is_gradual=True)
-            return found
+            grown = _CREPT if len(ns) >= 2 * FEWEST_GROWING else GROWN_RATIO
+            return _slow_span(number, ns, np.ones(len(ns)), grown)
     return None
 
 
-def _among_few(number: Int64Array, ns: Int64Array, span: Floats) -> SlowPeriod | None:
+def _among_few(number: Int64Array, ns: Int64Array, span: Floats, grown: float) -> SlowPeriod | None:
     """The last or first of few reports, if a wide gap parts them from the others, or growth."""
     third, at, early = len(ns) // 3, _gap(ns), _gap(ns[::-1], FEWEST_FEW)
     is_early = len(ns) < 5 * early < 5 * len(ns) and not at  # a few fast ones are the exception
@@ -306,7 +300,7 @@ def _among_few(number: Int64Array, ns: Int64Array, span: Floats) -> SlowPeriod |
     if is_gradual and (
         (min(len(ns), len(np.unique(ns)) + 1) < FEWEST_RISING and not grows)
         or _kendall(ns) < (MIN_KENDALL if len(ns) >= FEWEST_GROWING else 1.0)
-        or np.median(slow) < GROWN_RATIO * np.median(others)
+        or np.median(slow) < grown * np.median(others)
     ):
         return None
     jump = int(np.diff(ns).argmax()) + 1
