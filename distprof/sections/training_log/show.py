@@ -149,13 +149,11 @@ def _line(log: TrainingLogResult) -> str:
     use = next((n.removeprefix(USE) for n in log.unavailable if n.startswith(USE)), "")
     if log.mean_ns is None:
         first = slower_sentence(log) or (f"The training reaches {use}." if use else "")
-        no_times = f"distprof finds no iteration times in the log of {log.origin}."
-        no_times = f"Throughput: {rates}. {no_times}" if (rates := rate_text(log)) else no_times
-        no_times = next(
-            (n for n in log.unavailable if n.startswith(_INSTEAD) and not first), no_times
-        )
+        text = f"distprof finds no iteration times in the log of {log.origin}."
+        text = f"Throughput: {rates}. {text}" if (rates := rate_text(log)) else text
+        text = next((n for n in log.unavailable if n.startswith(_INSTEAD) and not first), text)
         how = _RECORD.get(log.origin, _TABLE["record"])
-        return f"{first} {no_times} To see where time goes, {how}.".lstrip()
+        return f"{first} {text} To see where time goes, {how}.".lstrip()
     usual, mean = format_duration(log.median_ns), format_duration(log.mean_ns)
     time = f"{_what(log)} takes {mean}"
     if _is_skewed(log):
