@@ -244,7 +244,7 @@ def candidates(pattern: re.Pattern[bytes], block: bytes) -> Iterator[bytes]:
 
 def as_named(block: bytes) -> bytes:
     """A block with the rows of a table and their times, and what lines break, as named numbers."""
-    block = _PATTERNS["below"].sub(rb"\g<step>\g<dated>, ", block)
+    block = _PATTERNS["below"].sub(b", ", block)
     head = _PATTERNS["head"].search(block)
     if head is None:
         return block
