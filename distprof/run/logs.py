@@ -270,7 +270,7 @@ class DeviceLog(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _FAR_BEHIND, _ALIKE = 3, 1.2  # Reports before the first one of a log, and its ratio to others
-_FIRST, _FAR = 5, 3  # Reports among which one is launched ahead, and the ratio of others to it
+_FIRST, _FAR, _MANY = 5, 3, 100  # Reports in which one is launched ahead, its ratio, iterations
 
 
 class TrainingFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -322,8 +322,8 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
     def is_steady(self) -> Bools:
         """Mask of the reports that count: with a duration, and not the first or after a restart.
 
-        The first iterations allocate, compile and connect, or are only launched, unless the log
-        begins far behind them and they are not longer. If no other has a duration, these count.
+        The first iterations allocate, compile and connect, or are only launched, unless they are
+        far behind or many, and not longer. If no other has a duration, these count.
         """
         timed = np.flatnonzero(self.duration_ns != ABSENT)
         number = self.iteration[timed]
@@ -332,9 +332,10 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
         steady[timed[1:][~goes_back]] = True
         ns, known = self.duration_ns[timed], timed[number != ABSENT][:1]
         is_late = (self.iteration[known] > _FAR_BEHIND * self.span[known]).any()
+        usual = np.median(ns) if len(ns) else 0.0
+        is_late |= ((self.span[timed[:1]] > _MANY) & (_ALIKE * ns[:1] < usual)).any()
         if is_late or self.unit == "epoch":
             steady[timed[:1]] = ns[:1] <= (_ALIKE if is_late else 1.0) * ns[1:].max(initial=0)
-        usual = np.median(ns) if len(ns) else 0.0
         is_ahead = (_FAR * ns[:-1] < usual) & (ns[1:] * _ALIKE > usual)
         if not is_ahead[_FIRST:].any():
             steady[timed[:-1][is_ahead]] = False

@@ -92,6 +92,7 @@ class CountersGrammar(Grammar):
         row = Row(self._epoch, rank=rank, at_s=at_s)
         found, evaluation = _time_of_epoch(line, epoch)
         self._evaluations += [evaluation] if evaluation and self._num_since <= _NEAR else []
+        found = None if step and not step[0] else found  # the time of its first step
         if found and (self._epoch is not None or (found["name"] and b"epoch" in found[0])):
             (time, has_unit), at = time_in(found), found.end("name")
             timed = row._replace(span=None if epoch else self._num_epochs)

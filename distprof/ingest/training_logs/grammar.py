@@ -236,7 +236,7 @@ def use_notes(share: float, of: str) -> list[str]:
 
 # The log ------------------------------------------------------------------------------------------
 
-_AXES = ("tp", "pp", "dp", "cp", "ep")
+AXES = ("tp", "pp", "dp", "cp", "ep")
 _LARGEST = 1 << 31
 
 
@@ -265,6 +265,10 @@ def to_log(
         notes.append(NOTES["not_finite"].format(lost, len(chosen.rows)))
     rows, kept = _of_one_rank(chosen.rows, chosen.timers, notes)
     timers = {name: _timer(values, kept, len(rows)) for name, values in chosen.timers.items()}
+    known = [row.duration_ns for row in rows if row.duration_ns is not None]
+    if known and not median(known):
+        notes.append(NOTES["coarse"])
+        rows = [row._replace(duration_ns=None) for row in rows]
     rows, timers, unprinted_ns = _compared_with_the_clock(rows, timers, notes)
     if chosen.is_full:
         notes.append(NOTES["full"].format(len(rows), MAX_ROWS))
@@ -406,10 +410,11 @@ def _compared_with_the_clock(
         pauses = _pauses(rows, ticks, usual, _GAP)
         notes += pauses or [NOTES["gaps"].format(len(gaps), max(gaps)[1])]
         ticks = [*compress(ticks, ~is_gap)]
-    timed = [row._replace(duration_ns=None, span=None) for row in rows]
+    wrong = dict.fromkeys(RATES[:4]) if ratios else {}  # they follow from printed times
+    timed = [row._replace(duration_ns=None, span=None, **wrong) for row in rows]
     for start, end, ns in ticks:
         span = (rows[end].iteration or 0) - (rows[start].iteration or 0)
-        timed[end] = rows[end]._replace(duration_ns=ns, span=span)
+        timed[end] = timed[end]._replace(duration_ns=ns, span=span)
     ends = [end for _, end, _ in ticks]
     longest = max((int(column.max()) for column in timers.values()), default=0)
     is_longer = bool(ratios) and longest > IMPOSSIBLE * max(ns for *_, ns in ticks)
@@ -485,7 +490,7 @@ def _facts(chosen: Grammar, others: Sequence[Grammar]) -> TrainingFacts:
     facts: dict[str, int] = {}
     for grammar in (*others, chosen):
         facts |= {name: n for name, n in grammar.facts.items() if 0 < n < _LARGEST}
-    mesh = {axis: facts[axis] for axis in _AXES if axis in facts}
+    mesh = {axis: facts[axis] for axis in AXES if axis in facts}
     fields = TrainingFacts.__struct_fields__
     known: dict[str, Any] = {name: n for name, n in facts.items() if name in fields}
     return TrainingFacts(mesh=mesh, **{"num_micro_batches": _num_micro_batches(facts)} | known)

@@ -243,7 +243,8 @@ def candidates(pattern: re.Pattern[bytes], block: bytes) -> Iterator[bytes]:
 
 
 def as_named(block: bytes) -> bytes:
-    """A block with the rows of a table of steps or epochs and their times as named numbers."""
+    """A block with the rows of a table and their times, and what lines break, as named numbers."""
+    block = _PATTERNS["below"].sub(b", ", block)
     head = _PATTERNS["head"].search(block)
     if head is None:
         return block

@@ -480,7 +480,7 @@ def _values(patterns: Mapping[str, str], record: bytes) -> dict[str, float]:
     for name, pattern in patterns.items():
         match = _compiled(pattern).search(record)
         value = _value(next((text for text in match.groups() if text), None)) if match else None
-        if value is not None:
+        if value or (value is not None and name not in RATES[:4]):
             found[name] = value
     return found
 

@@ -7,7 +7,6 @@ Progress bars of programs that print no times::
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -54,7 +53,7 @@ _SLOW_START = 2  # Ratio of the first steps to later ones from which they are a 
 
 _LEAST_HELD, _MOST_HELD = 0.1, 1.1  # Share of a step in the bars that it holds.
 _FAR_LONGER = 10
-"""Of bars without labels of a training, one with a name is meant if it ran this much longer."""
+"""Ratio of a bar with a name to those without a label that it is meant instead of, or torn into."""
 
 _OTHER_BARS = {"rich": "• ".encode(), "progress": b"| Total: ", "endless": b"it ["}
 """Programs that draw bars in another way than tqdm, and a sign of each."""
@@ -106,7 +105,8 @@ class BarGrammar(Grammar):
             before, step, total, hours, minutes, seconds, rate, unit = match.groups(b"")
             total = total if total.isdigit() else b"%d" % MAX_COUNT
             name, is_plain, is_of_training, is_of_epochs = _label(before)
-            is_of_epochs |= b"epoch" in unit
+            epoch = _PATTERNS["epoch_behind"].match(block, match.end())
+            is_of_epochs |= b"epoch" in unit or 0 <= int(epoch[1] if epoch else -1) - int(step) < 2
             if _PATTERNS["shows_loss"].match(block, match.start()):
                 is_plain |= not _PATTERNS["of_evaluation"].search(name)
                 is_of_training, name = True, b"" if is_plain else name
@@ -157,12 +157,15 @@ class BarGrammar(Grammar):
     def finish(self) -> None:
         """Keep the bar that ran longest; of an epoch, the bar of its iterations that did."""
         named, bars = self._bars or ({}, {})
-        for key, bar in [(key, bar) for key, bar in bars.items() if key[1] == MAX_COUNT]:
-            is_fast = bar.last_step > 10_000 * bar.last_second  # and only reads something
-            if not bar.is_of_training and (is_fast or _seconds(bar) < _MIN_SECONDS):
-                del bars[key]  # that scans files
-        num = sum((Counter({total: len(bar.seen)}) for (_, total), bar in named.items()), Counter())
-        bars = {key: bar for key, bar in bars.items() if _FAR_LONGER * len(bar.seen) >= num[key[1]]}
+        for key, bar in [*bars.items()]:
+            same = (
+                (len(one.seen), one.last_second) for (_, n), one in named.items() if n == key[1]
+            )
+            most, last = max(same, default=(0, 0))  # of a bar that ranks tear apart
+            is_torn = _FAR_LONGER * len(bar.seen) < most and bar.last_second <= last
+            is_fast = bar.last_step > 10_000 * bar.last_second or _seconds(bar) < _MIN_SECONDS
+            if is_torn or (is_fast and key[1] == MAX_COUNT and not bar.is_of_training):
+                del bars[key]  # it scans files, perhaps
         if bars:
             again = [bar for (_, total), bar in bars.items() if bar.before > total]
             if len(again) > 1 and not any(bar.is_of_training for bar in bars.values()):
@@ -355,16 +358,15 @@ def _rising(bar: _Bar, least: int) -> list[Row]:
 
 
 def _since_start(bar: _Bar) -> list[Row]:
-    """The mean since the start, of a bar that shows no rate."""
-    steps = bar.last_step
-    return [Row(steps, s_to_ns(bar.last_second / steps), steps)] if steps >= _MIN_STEPS else []
+    """The mean since the start, of a bar that shows no rate, or is seen once."""
+    steps, least = bar.last_step, 2 if bar.is_of_epochs else _MIN_STEPS
+    return [Row(steps, s_to_ns(bar.last_second / steps), steps)] if steps >= least else []
 
 
 # Lightning ----------------------------------------------------------------------------------------
 
 _BATCH = "run_training_batch"
 _NEXT = ("train_dataloader_next", "get_train_batch")
-_STEP = re.compile(r"\.optimizer_step$|^optimizer_step_with_closure")
 
 _HOOK = ".on_after_backward"
 _PARTS = ("model_forward", "model_backward", "optimizer_step")
@@ -413,7 +415,7 @@ class LightningGrammar(Grammar):
     def finish(self) -> None:
         """A batch and its loading make an iteration."""
         means = self._means
-        steps = [each for name, each in means.items() if _STEP.search(name)]  # with the passes
+        steps = [each for name, each in means.items() if _PATTERNS["step"].search(name.encode())]
         longest = max(steps, key=lambda each: each[0] or 0.0, default=None)
         parts = [means.get(name, (0.0, 0)) for name in _PARTS]
         count = min(num for _, num in parts[:2])

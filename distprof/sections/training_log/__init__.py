@@ -15,13 +15,11 @@ from typing import ClassVar
 import msgspec
 
 from distprof.artefacts.record import Record
+from distprof.bounds import table_beside
 from distprof.sections.base import Result
 
 _SHORT_WAIT = 0.1  # of an iteration
-INPUT_TIMER = re.compile(
-    r"^(?:data|input|load|fetch)(?:[_ ]?(?:time|wait|load\w{0,6}))?$|^batch-generator$"
-    r"|train_dataloader_next$|^get_train_batch$|^dataloader"
-)
+INPUT_TIMER = re.compile(table_beside(__package__, "phases.toml")["input"])
 """Names of timers around the wait for the next batch, as programs print them."""
 
 LONG_REDUCTION = 0.15  # Share of an iteration from which the gradients' reduction is a finding

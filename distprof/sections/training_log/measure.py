@@ -44,6 +44,7 @@ FEWEST_LAST, FAR_LONGER = 2, 1.5  # Last reports that are a step, and their rati
 MIN_KENDALL, GROWN_RATIO = 0.7, 1.3
 """Least correlation of ranks (of six equal reports, 3 % by chance) and growth to the last third."""
 
+_CREPT = 1.05  # That growth of time per sample, in a log that holds nothing else.
 _MOST_OF_GROWTH = 0.7  # A rise from one report to the next above this share is a step.
 _FAR, _ROUNDER = 3, 5  # Ratio to the time of neighbours, and of round numbers to those of reports.
 
@@ -123,8 +124,8 @@ def _times(log: TrainingLog) -> dict[str, Any]:
         "longest_iteration": longest if log.span[steady][ns.argmax()] == 1 else None,
         "cv": spread / mean if mean > 0 else None,
         "steady_ns": tuple(ns[-MAX_KEPT:].tolist()),
-        "first_ns": int(log.duration_ns[first]),
-        "slow_span": _slow_span(log.iteration[counts], log.duration_ns[counts], spans),
+        "first_ns": None if steady[first] else int(log.duration_ns[first]),
+        "slow_span": _slow_span(log.iteration[counts], log.duration_ns[counts], spans, GROWN_RATIO),
         **slow,
     }
 
@@ -162,6 +163,7 @@ def _slow(number: Int64Array, ns: Int64Array, weight: Floats) -> dict[str, Any]:
     left = np.abs(more[1:] + more[:-1])  # of each two in a row
     is_even = np.minimum(left[:-1], left[1:]) < UNEVEN * more[1:-1]
     is_slow = (ns > SLOW_RATIO * np.maximum(usual, np.median(ns))) & ~is_even
+    is_slow &= ns - usual > _digit(ns)
     is_slow[: int(np.argmin(is_slow))] = False  # before the training is warm
     excess = float(np.average(np.where(is_slow, ns - usual, 0), weights=weight))
     period = _period(number, is_slow) or _period(number, is_slow & (ns > _FAR * usual))
@@ -201,11 +203,11 @@ def _period(number: Int64Array, is_slow: NDArray[np.bool_]) -> int | None:
 # Slower from some iteration on --------------------------------------------------------------------
 
 
-def _slow_span(number: Int64Array, ns: Int64Array, span: Floats) -> SlowPeriod | None:
+def _slow_span(number: Int64Array, ns: Int64Array, span: Floats, grown: float) -> SlowPeriod | None:
     """The reports in a row that lose most time by being slower than the others."""
     size = max(BLOCK, -(-len(ns) // MOST_BLOCKS))
     if len(ns) < 2 * FEWEST_BLOCKS * BLOCK:
-        return _among_few(number, ns, span)
+        return _among_few(number, ns, span, grown)
     edges = np.arange(0, len(ns) + 1, size)
     edges[-1] = len(ns)
     blocks = np.array([float(np.median(ns[a:b])) for a, b in pairwise(edges.tolist())])
@@ -214,7 +216,7 @@ def _slow_span(number: Int64Array, ns: Int64Array, span: Floats) -> SlowPeriod |
     bounds = np.flatnonzero(np.diff(np.concatenate(([False], is_slow, [False])).astype(np.int8)))
     rows = [(a, b) for a, b in bounds.reshape(-1, 2).tolist() if b - a >= FEWEST_BLOCKS]
     if not rows:
-        return _among_few(number, ns, span) if len(ns) < MOST_BLOCKS else None
+        return _among_few(number, ns, span, grown) if len(ns) < MOST_BLOCKS else None
     ups = np.flatnonzero(blocks[1:] > SLOWER_RATIO * blocks[:-1])
     if is_slow[-1] and (np.diff(ups) > 1).any() and (blocks[1:] > blocks[:-1] / SLOWER_RATIO).all():
         return None  # several steps up and none down: a schedule of batches or sequence lengths
@@ -237,13 +239,13 @@ def _slow_period(
     number: Int64Array, ns: Int64Array, span: Floats, inside: NDArray[np.bool_], *, is_gradual: bool
 ) -> SlowPeriod | None:
     """The slow reports, by their mask, next to what is usual; None if that takes no time."""
-    slow, others = ns[inside], ns[~inside]
+    slow, others, digit = ns[inside], ns[~inside], _digit(ns)
     if is_gradual:  # what it was at first and became; all after them cost, but for evaluations
         ns = np.where((ns > _FAR * near(ns)) & (len(ns) > FEWEST_BLOCKS * BLOCK), near(ns), ns)
         ends = max(len(ns) // 10, min(len(ns) // 3, FEWEST_FEW))
         others, slow = ns[:ends], ns[-ends:]
     at, usual = np.flatnonzero(inside), float(np.median(others))
-    if usual < 1:
+    if usual < 1 or float(np.median(slow)) - usual <= digit:
         return None
     if (np.diff(number) <= 0).any():
         number = np.full_like(number, ABSENT)  # it starts again with each epoch
@@ -259,6 +261,12 @@ def _slow_period(
     )
 
 
+def _digit(ns: Int64Array) -> int:
+    """One in the last digit of times, in ns: a difference of that is not one of times."""
+    digit = int(np.gcd.reduce(ns))
+    return digit if str(digit).strip("0") == "1" else 0
+
+
 def _slow_rate(log: TrainingLog) -> SlowPeriod | None:
     """The reports in a row in which throughput is lower, of a log without times of iterations."""
     for rates in (getattr(log, name) for name in _RATES):
@@ -270,11 +278,12 @@ def _slow_rate(log: TrainingLog) -> SlowPeriod | None:
             if len(rates) == len(log.iteration) and (np.diff(log.iteration[known]) > 0).all():
                 number = log.iteration[known]
             ns = np.round(1e9 / rates[known]).astype(np.int64)
-            return _slow_span(number, ns, np.ones(len(ns)))
+            grown = _CREPT if len(ns) >= 2 * FEWEST_GROWING else GROWN_RATIO
+            return _slow_span(number, ns, np.ones(len(ns)), grown)
     return None
 
 
-def _among_few(number: Int64Array, ns: Int64Array, span: Floats) -> SlowPeriod | None:
+def _among_few(number: Int64Array, ns: Int64Array, span: Floats, grown: float) -> SlowPeriod | None:
     """The last or first of few reports, if a wide gap parts them from the others, or growth."""
     third, at, early = len(ns) // 3, _gap(ns), _gap(ns[::-1], FEWEST_FEW)
     is_early = len(ns) < 5 * early < 5 * len(ns) and not at  # a few fast ones are the exception
@@ -291,7 +300,7 @@ def _among_few(number: Int64Array, ns: Int64Array, span: Floats) -> SlowPeriod |
     if is_gradual and (
         (min(len(ns), len(np.unique(ns)) + 1) < FEWEST_RISING and not grows)
         or _kendall(ns) < (MIN_KENDALL if len(ns) >= FEWEST_GROWING else 1.0)
-        or np.median(slow) < GROWN_RATIO * np.median(others)
+        or np.median(slow) < grown * np.median(others)
     ):
         return None
     jump = int(np.diff(ns).argmax()) + 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from distprof.bounds import table_beside
 from distprof.escape import MAX_HEADLINE
-from distprof.ingest.training_logs.grammar import AGAIN, OF_THE_JOB, RUN, TYPED, USE
+from distprof.ingest.training_logs.grammar import AGAIN, AXES, OF_THE_JOB, RUN, TYPED, USE
 from distprof.sections.base import VerdictText
 from distprof.sections.nccl.show import jobs_fact, nccl_verdict, told
 from distprof.sections.parts import is_recorded
@@ -43,20 +43,8 @@ _MOST_APART = 4  # Ratio of all reports to those of the smaller group
 
 _SHORT = "GPU memory is short"
 _OF_ONE = re.compile(r"since the last report \((\d+)\): .* of one\.").search
-_FIRST = (
-    "Rank ",
-    "Evaluation takes",
-    "Outside of iterations",
-    "A hook takes",
-    "Input took",
-    "Later ",
-    "The loss is NaN or infinite",
-    "Pauses between reports take",
-)
-_TOLD = (_SHORT, "The log does not say", "The log holds", "The log names no unit", "So little use")
-"""Beginnings of notes on which every time depends, or, at the end, that ask for a larger batch."""
-
 _TABLE = table_beside(__package__, "phases.toml")
+_FIRST, _INSTEAD, _TOLD = (tuple(_TABLE["notes"][which]) for which in ("first", "instead", "told"))
 _PHASES = {phase: re.compile(known) for phase, known in _TABLE["timers"].items()}
 _ADVICE = {phase: advice["text"] for advice in _TABLE["advice"] for phase in advice["on"]}
 _RECORD = dict.fromkeys(_TABLE["others"], _TABLE["profile"])
@@ -161,12 +149,11 @@ def _line(log: TrainingLogResult) -> str:
     use = next((n.removeprefix(USE) for n in log.unavailable if n.startswith(USE)), "")
     if log.mean_ns is None:
         first = slower_sentence(log) or (f"The training reaches {use}." if use else "")
-        no_times = f"distprof finds no iteration times in the log of {log.origin}."
-        no_times = f"Throughput: {rates}. {no_times}" if (rates := rate_text(log)) else no_times
-        over_all = (n for n in log.unavailable if n.startswith("Throughput over") and not first)
-        no_times = next(over_all, no_times)
+        text = f"distprof finds no iteration times in the log of {log.origin}."
+        text = f"Throughput: {rates}. {text}" if (rates := rate_text(log)) else text
+        text = next((n for n in log.unavailable if n.startswith(_INSTEAD) and not first), text)
         how = _RECORD.get(log.origin, _TABLE["record"])
-        return f"{first} {no_times} To see where time goes, {how}.".lstrip()
+        return f"{first} {text} To see where time goes, {how}.".lstrip()
     usual, mean = format_duration(log.median_ns), format_duration(log.mean_ns)
     time = f"{_what(log)} {'comes every' if log.unit == 'report' else 'takes'} {mean}"
     if _is_skewed(log):
@@ -377,7 +364,6 @@ def _slow_sentence(log: TrainingLogResult) -> str:
 # The output of training programs, as tables -------------------------------------------------------
 
 MAX_ROWS = 15
-_AXES = ("tp", "pp", "dp", "cp", "ep")
 
 
 def training_log_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: ARG001
@@ -487,7 +473,7 @@ def _traced(report: Report) -> str:
 def _layout(log: TrainingLogResult) -> str:
     facts = [
         counted(log.world_size, "rank") if log.world_size else "",
-        *(f"{axis} {log.mesh[axis]}" for axis in _AXES if log.mesh.get(axis, 1) > 1),
+        *(f"{axis} {log.mesh[axis]}" for axis in AXES if log.mesh.get(axis, 1) > 1),
         counted(log.num_micro_batches, "micro-batch") if log.num_micro_batches else "",
         f"batch {log.global_batch_size:,}" if log.global_batch_size else "",
         f"{log.sequence_length:,} tokens each" if log.sequence_length else "",
