@@ -356,11 +356,13 @@ _CONTRASTS = ("of_chip", "of_mode", "of_precision", "of_way", "of_change")
 _MOST_WORDS = 7  # Of a name in a sentence
 _UNLIKE = 5  # Ratio of shares of a speed that are those of different work
 _MOST_APART = 100  # Ratio of times that are hardly those of the same work
+_WORK = ("size", "hardware", "amount")  # What lines name that are of different work
 _NEAR = 40  # Characters before a speed that may name a part of an iteration
 _JOB_PER_S = 1 / 600  # What takes longer is no iteration
 _SHORTEST_S = 1e-12
 _ROUNDED = 0.0051  # A share that is rounded differs by less
 _MOST_STATED = 6  # Speeds that a text compares in sentences
+_NEXT = 3  # Lines from a speed to one that is set against it
 _MOST_TOLD = 5  # Speeds of one run below its title
 _LONG = 160  # Characters before and behind a speed that are quoted
 _FEWEST_REPORTS = 3  # of a log that says more than words next to it
@@ -391,6 +393,8 @@ def _values(line: str) -> Iterator[_Value]:
     is_of_step = "epoch" not in line.lower() and _PATTERNS["of_iterations"].search(line)
     for found in _PATTERNS["value"].finditer(line):
         if _PATTERNS["hoped"].search(line, 0, found.start()):
+            continue
+        if _PATTERNS["of_one_part"].match(line, found.end()):
             continue
         seconds = _number(found["bare"] or found["seconds"]) or 0.0
         for number, unit in _PATTERNS["duration"].findall((found["time"] or "").casefold()):
@@ -591,13 +595,13 @@ def _rank_rates(lines: Sequence[str]) -> dict[str, float]:
     }
 
 
-def _are_unlike(lines: Sequence[str]) -> bool:
+def _are_unlike(lines: Sequence[str], by: Sequence[str] = _WORK) -> bool:
     """Whether all speeds of some GPUs are of models, or kinds of GPUs, that differ like numbers."""
     ends = (below if not _counts(below) else "" for below in (*lines[1:], ""))
     ways = zip(lines, ends, strict=False)  # and the line below, which may have the speed
     told = [line for line, end in ways if _counts(line) and any(_values(f"{line} {end}"))]
     numbers = {count for line in told for count, *_ in _counts(line)}
-    found = ([{*_PATTERNS[of].findall(one.lower())} for one in told] for of in ("size", "hardware"))
+    found = ([{*_PATTERNS[of].findall(one.lower())} for one in told] for of in by)
     return len(numbers) > 1 and any(all(some) and len({*chain(*some)}) > 1 for some in found)
 
 
@@ -653,7 +657,8 @@ def _related(line: str) -> dict[tuple[str, int], float]:
         return {(several[0][0], 1): 1.0, several[0]: float(gain["gain"])}
     if len(counts) == 2 and _PATTERNS["no_ratio"].search(line):
         return {(of, count): 1.0 for count, of, _ in counts}
-    if ratio is None or len(counts) != 2 or _PATTERNS["expected"].search(line):
+    others = _PATTERNS["expected"].search(line) or _PATTERNS["contrast"].search(line)
+    if ratio is None or len(counts) != 2 or others:
         return {}
     value = float(ratio["n"] or _TIMES[ratio["word"].lower()])
     if ratio["percent"]:
@@ -923,14 +928,14 @@ def _compared(text: str) -> ScalingTable | None:
         first, second, ratio = (_number(proved[at]) or 1.0 for at in ("first", "second", "ratio"))
         if abs(first / second / ratio - 1) < _SAME:
             return _by_name({proved["one"]: 1 / first, proved["other"]: 1 / second}, "ways")
-    is_other = _PATTERNS["formula"].search(text) or _are_unlike(_lines(text))
+    is_other = _PATTERNS["formula"].search(text) or _are_unlike(_lines(text), _WORK[:2])
     found = [] if len(text) > _SHORT or is_other else [*_said(_lines(text))]
     for kind in ("iterations", "rate", "each", "time"):
         said = [one for one in found if one.kind == kind]
         are_whole = len(said) > 1 and not any(one.is_of_a_part for one in said)
         if are_whole and (table := _ways(said)) is not None:
             return table
-    return _extremes(found, is_changed=_PATTERNS["changed"].search(text) is not None)
+    return _extremes(found, _lines(text), is_changed=_PATTERNS["changed"].search(text) is not None)
 
 
 def _ways(said: Sequence[_Said]) -> ScalingTable | None:
@@ -946,12 +951,13 @@ def _ways(said: Sequence[_Said]) -> ScalingTable | None:
             by_word = dict(zip(known[:num], (one.per_s for one in said), strict=False))
     names = [(one.name, one.per_s) for one in said if one.name]  # of runs, or settings in each
     named = {} if {1} < {*Counter(name for name, _ in names).values()} else _alike(names)
-    told = [one for one in said if _PATTERNS["prose"].search(one.line)] or said
-    columns = zip(*(one.places for one in told), strict=True)
+    in_words = [one for one in said if _PATTERNS["prose"].search(one.line)]
+    columns = zip(*(one.places for one in in_words or said), strict=True)
     places = next((column for column in columns if all(column)), ())
-    placed = _alike(zip(places, (one.per_s for one in told), strict=False))
+    placed = _alike(zip(places, (one.per_s for one in in_words or said), strict=False))
     is_open = said[0].kind == "iterations" and any(map(_counts, placed))  # their batch may grow
-    is_open |= len({q for one in told if (q := one.quantity).endswith(("epoch", "step"))}) > 1
+    units = {one.quantity for one in in_words or said}
+    is_open |= sum(one.endswith(("epoch", "step")) for one in units) > 1
     placed = {} if is_open or any(map(_PATTERNS["moment"].search, placed)) else placed
     counts = Counter(one.title for one in said if one.title).values()
     are_lists = max(counts, default=0) > _MOST_TOLD and len({*counts}) > 1  # of other things
@@ -962,7 +968,8 @@ def _ways(said: Sequence[_Said]) -> ScalingTable | None:
     if batches.keys() == chosen.keys() and said[0].kind == "iterations":
         chosen = {name: rate * int(batches[name][1]) for name, rate in chosen.items()}
     slowest, fastest = min(chosen.values(), default=1), max(chosen.values(), default=1)
-    differs = slowest < _SAME_SPEED * fastest or chosen is below or said[0].kind == "iterations"
+    differs = slowest < _SAME_SPEED * fastest or said[0].kind == "iterations"
+    differs |= chosen is below and not in_words
     differs &= len(chosen) <= _MOST_STATED or len({*map(_form, chosen)}) > 1  # no series of steps
     differs &= not any(map(_PATTERNS["of_calls"].match, chosen))
     are_alike = said[0].kind != "time" or fastest < _MOST_APART * slowest
@@ -980,7 +987,30 @@ def _alike(said: Iterable[tuple[str, float]]) -> dict[str, float]:
     return {name: best[0] * median(some) for name, some in shares.items() if are_alike}
 
 
-def _extremes(found: Sequence[_Said], *, is_changed: bool) -> ScalingTable | None:
+def _are_set_against(lines: Sequence[str], first: _Said, second: _Said) -> bool:
+    """Whether a text itself compares two speeds: in a list, or in sentences next to each other.
+
+    These have a word of contrast, or both say with what they were measured.
+    """
+    begin, end = (lines.index(one.line) for one in (first, second))
+    between = "\n".join(lines[begin + (begin < end) : end + 1])
+    is_contrast = _PATTERNS["against"].search(between) is not None
+    are_measured = all(_PATTERNS["measured"].search(one.line) for one in (first, second))
+    is_near = end - begin <= _NEXT and (is_contrast or are_measured)
+    ratio = max(first.per_s / second.per_s, second.per_s / first.per_s)
+    counts = _PATTERNS["count_of_parts"].findall(f"{first.line} {second.line}")
+    is_part = any(abs(ratio / int(count) - 1) < _ROUNDED for count in counts if int(count) > 1)
+    said = (first.told, second.before) if begin == end else (first.line, between)
+    works = {_PATTERNS["evaluates"].search(words) is None for words in said}
+    if is_part or len(works) > 1 or _PATTERNS["or"].fullmatch(second.before):
+        return False
+    is_list = all(len(one.before.split()) < 3 for one in (first, second))
+    return is_near or is_list or _form(first.before) == _form(second.before)
+
+
+def _extremes(
+    found: Sequence[_Said], lines: Sequence[str], *, is_changed: bool
+) -> ScalingTable | None:
     """The slowest and the fastest of a few speeds of one quantity; all if they fall with time."""
     stated: dict[tuple[str, str], list[_Said]] = {}
     parts = {one.line for one in found if _PATTERNS["part_behind"].match(one.behind)}
@@ -1003,6 +1033,8 @@ def _extremes(found: Sequence[_Said], *, is_changed: bool) -> ScalingTable | Non
         falls &= any(_PATTERNS["over_time"].search(one.line) for one in alike)
         if falls and early(fast.before):
             return _by_name({one.typed: one.per_s for one in alike}, "moments")
+        if not _are_set_against(lines, *sorted((fast, slow), key=found.index)):
+            continue
         starts = (o.line.rfind(" ", 0, max(len(o.told) - _LONG, 0)) + 1 for o in (fast, slow))
         told = (o.line[at:][: 2 * _LONG] for o, at in zip((fast, slow), starts, strict=True))
         said = "; ".join(dict.fromkeys(one.strip(" #>.") for one in told))
