@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from distprof.artefacts.record import made_from
+from distprof.artefacts.record import made_from, shared_fields
 from distprof.errors import UsageError
 from distprof.escape import fitting
 from distprof.rules import all_rules, find_rule
@@ -305,9 +305,7 @@ def _finding(judged: Judged, site: str, *, has_steps: bool) -> Finding:
         fix=draft.fix or advice(rule.name),
         docs=rule.docs,
         docs_url=rule.docs_url(site),
-        recoverable_ns=judged.recoverable_ns,
-        remaining_ns=judged.remaining_ns,
-        is_bound=judged.is_bound,
+        **shared_fields(Finding, judged),
         repair=None if judged.place is None else judged.place + 1,
     )
 

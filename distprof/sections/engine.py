@@ -25,7 +25,7 @@ from msgspec.structs import fields
 
 from distprof import sections
 from distprof.artefacts.fabric_file import FabricFile
-from distprof.artefacts.record import made_from
+from distprof.artefacts.record import grouped, made_from
 from distprof.config import TopologyConfig
 from distprof.costs.transformer import TrainedModel
 from distprof.hardware import Sheet
@@ -238,10 +238,9 @@ def _mesh(groups: Iterable[ProcessGroup]) -> dict[str, int]:
 
 def _groups(groups: Iterable[ProcessGroup]) -> tuple[GroupInfo, ...]:
     """Groups with the same description, size and axis as one row, with their number."""
-    identical: dict[tuple[str, int | None, MeshAxis | None], list[ProcessGroup]] = {}
-    for group in groups:
-        key = (group.description or group.name, group.size, group.axis)
-        identical.setdefault(key, []).append(group)
+    identical = grouped(
+        [((group.description or group.name, group.size, group.axis), group) for group in groups]
+    )
     return tuple(
         made_from(members[0], GroupInfo, num_groups=len(members)) for members in identical.values()
     )

@@ -265,14 +265,8 @@ class Metadata(Struct, gc=False, tag_field="ph", tag="M"):
     args: MetadataArguments = MetadataArguments()
 
 
-class _Collected(threading.local):
-    """The metadata events of the array that this thread decodes."""
-
-    def __init__(self) -> None:
-        self.events: list[Metadata] = []
-
-
-_COLLECTED = _Collected()
+_COLLECTED = threading.local()
+"""Its ``events`` are the metadata events of the array that this thread decodes."""
 
 
 class _CollectedMetadata(Metadata, gc=False, tag_field="ph", tag="M"):
@@ -307,7 +301,8 @@ def decode_array(text: memoryview, complete: type[Complete]) -> tuple[list[Struc
     """All events of a JSON array, and the metadata events among them."""
     _COLLECTED.events = []
     decoded: list[Struct] = _DECODERS[complete](text)
-    metadata, _COLLECTED.events = _COLLECTED.events, []
+    metadata: list[Metadata] = _COLLECTED.events
+    _COLLECTED.events = []
     return decoded, metadata
 
 

@@ -48,7 +48,6 @@ def _draft(one: BandwidthFall) -> Draft:
             f"{format_bandwidth(one.bytes_per_s)} from {time_text(one.start_ns)} {until}, and "
             f"usually {format_bandwidth(one.usual_bytes_per_s)}."
         ),
-        confidence=Confidence.MEASURED,
         evidence=("collective_log.falls",),
     )
 

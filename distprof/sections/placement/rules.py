@@ -390,7 +390,6 @@ def uneven_ranks_per_node(placement: PlacementResult) -> Iterator[Draft]:
         message=(
             f"{sizes[most]} of {sum(sizes.values())} are on {most}, {sizes[least]} on {least}."
         ),
-        confidence=Confidence.MEASURED,
         ranks=tuple(
             rank for node in placement.nodes if node.node in (most, least) for rank in node.ranks
         ),

@@ -9,7 +9,7 @@ from distprof.bounds import table_beside
 from distprof.escape import shorten
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.summaries import COLLECTIVES, OperatorTableResult, TablePart
-from distprof.terms import Confidence, Severity
+from distprof.terms import Severity
 from distprof.units import format_duration, format_ratio
 
 _TABLE = table_beside(__package__, "known.toml")["communication"]
@@ -45,7 +45,6 @@ def communication_by_operator_table(table: OperatorTableResult, limits: Limits) 
         message=f"{message}How much of it overlaps with computation or waits for other ranks, "
         "this table does not show.",
         fix=fix,
-        confidence=Confidence.MEASURED,
         evidence=("operator_table.parts",),
     )
 
