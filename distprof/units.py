@@ -215,3 +215,12 @@ def finite_range(
             return number
 
     return FiniteRange(low, high, max_open=max_open)
+
+
+_COUNTED = ("round", "episode", "generation", "game", "rollout", "cycle", "trial", "sweep")
+
+
+def unit_of(origin: str) -> str:
+    """What the times of a log are those of, by its origin."""
+    counted = (one for one in _COUNTED if origin.endswith(f" of {one}s"))
+    return "epoch" if origin.endswith("epochs") else next(counted, "iteration")

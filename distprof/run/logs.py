@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from distprof.schema import ABSENT, Bools, Floats, Int64Array, Table
+from distprof.units import unit_of
 
 ASSUMED_GB_S = 1.25
 """Speed of a network card in NCCL's topology that may also be its default, 10 Gb/s."""
@@ -314,8 +315,8 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unit(self) -> str:
-        """What a duration is that of: an iteration, or an epoch."""
-        return "epoch" if self.origin.endswith("epochs") else "iteration"
+        """What a duration is that of: an iteration, an epoch, or what else the log counts."""
+        return unit_of(self.origin)
 
     @property
     def is_steady(self) -> Bools:
