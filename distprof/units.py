@@ -215,3 +215,11 @@ def finite_range(
             return number
 
     return FiniteRange(low, high, max_open=max_open)
+
+
+_COUNTED = "epoch report round episode generation game rollout cycle trial sweep".split()
+
+
+def unit_of(origin: str) -> str:
+    """What the times of a log are those of, by its origin."""
+    return next((one for one in _COUNTED if origin.endswith(f"{one}s")), "iteration")

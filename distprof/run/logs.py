@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from distprof.schema import ABSENT, Bools, Floats, Int64Array, Table
+from distprof.units import unit_of
 
 ASSUMED_GB_S = 1.25
 """Speed of a network card in NCCL's topology that may also be its default, 10 Gb/s."""
@@ -314,9 +315,8 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unit(self) -> str:
-        """What a duration is that of: an iteration, an epoch, or a line of unknown meaning."""
-        units = (unit for unit in ("epoch", "report") if self.origin.endswith(f"{unit}s"))
-        return next(units, "iteration")
+        """What a duration is that of: an iteration, an epoch, or what else the log counts."""
+        return unit_of(self.origin)
 
     @property
     def is_steady(self) -> Bools:

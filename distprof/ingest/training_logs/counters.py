@@ -35,6 +35,7 @@ from distprof.ingest.training_logs.named_numbers import (
     MAX_KEPT,
     Report,
     candidates,
+    is_on_line,
     number_of_step,
     of_the_usual_kind,
     per_number,
@@ -104,7 +105,8 @@ class CountersGrammar(Grammar):
         if at_s is not None and step is not None:
             row = row._replace(iteration=step[0])
             self._keep("step", text[: step[1]], Report(row=row, number=step[0]))
-        elif at_s is not None and epoch is not None:
+        if at_s is not None and epoch is not None:  # of few steps, perhaps, which start again
+            row = row._replace(iteration=self._epoch)
             self._keep("epoch", text[: epoch.end()], Report(row=row, number=self._epoch or 0))
         elif at_s is not None and _PATTERNS["of_training"].search(line):
             number = self._num_read  # in order
@@ -186,6 +188,8 @@ def _is_of_each(found: list[Report]) -> bool:
 
 def _is_since_start(found: list[Report]) -> bool:
     """Whether times are those of all epochs of a run so far: they grow as the number does."""
+    if len({one.time for one in found}) > _NEAR and is_on_line(found):
+        return True
     each = [*filter(None, per_number(found))]
     ends = [a for a, b in pairwise(found) if b.number <= a.number] + found[-1:]
     if len(found) < FEWEST or len(each) + len(ends) < _RISING * len(found):

@@ -52,8 +52,7 @@ _COUNTED = (("time", "all"), ("of", "unit"), ("behind", "before"))
 """Groups for a time, its unit and the number of its steps, behind and before it."""
 
 _INSIDE = ("reduction of gradients", "communication")  # of the backward pass, perhaps
-_BARE = b"time,elapsed,duration,elapsed time,elapsed_time,train time,uptime".split(b",")
-_STEADY, _FALLING, _OFF = 1.2, 0.98, 0.13
+_STEADY, _FALLING, _OFF, _OFF_LINE = 1.2, 0.98, 0.13, 0.03
 _LEAST_SECONDS = 10  # Of which a whole second is no large part
 _LONG_S, _MANY = 10.0, 10  # A longer time, of as many steps or more, is that of all of them
 _LEAST_WHOLE = 0.95  # Share of its parts; the name of less is not that of the whole.
@@ -75,6 +74,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     has_unit: bool = False
     is_bare: bool = False
     is_of_evaluation: bool = False
+    counted: str = ""  # What the number counts instead of steps.
     phases: dict[str, float] = {}
     rate: float | None = None
 
@@ -193,7 +193,8 @@ class NamedNumbersGrammar(Grammar):
 
     def finish(self) -> None:
         """Decide on units, and whether these are the reports of a training program."""
-        found = of_the_usual_kind([r for r in self._found if not r.is_of_evaluation] or self._found)
+        found = [one for one in self._found if not one.is_of_evaluation] or self._found
+        found = of_the_usual_kind([one for one in found if not one.counted] or found)
         if len(found) < 2:
             return
         factor = self._factor(found)
@@ -204,12 +205,16 @@ class NamedNumbersGrammar(Grammar):
             of = ((one.row.rank, {"": one.time, **one.phases}.items()) for one in self._found)
             self.notes += slow_rank((n, rank, s_to_ns(t)) for rank, each in of for n, t in each)
         is_of_step = found[0].is_bare and is_of_each
-        if span > 1 and is_of_step and _by_stamps(found) is None:
+        stamped = _by_stamps(found)
+        if span > 1 and is_of_step and stamped is not None:
+            factor /= span if usual * _STEADY > span * stamped else 1
+        elif span > 1 and is_of_step:
             is_of_all = usual >= _LONG_S and span >= _MANY
             factor /= span if is_of_all else 1
             every = f" ({span})" if usual >= 1 and span >= _MANY else ""
             self.notes.append(NOTES["one_or_all"].format(every, "all" if is_of_all else "one"))
-        last = found[0].number
+        last, counted = found[0].number, found[0].counted
+        self.name += f" of {counted}s" * bool(counted)
         for one, duration in zip(found, _durations(found, factor), strict=True):
             since = None if duration is None or is_of_each else max(one.number - last, 0) or None
             last = last if duration is None and one.number > last else one.number
@@ -263,15 +268,18 @@ def _cells(line: bytes, between: bytes | None) -> list[bytes]:
     return [cell.strip() for cell in cells]
 
 
-def number_of_step(line: bytes) -> tuple[int, int] | None:
-    """Number of the step that a line in lower case names, and where it begins."""
+def number_of_step(line: bytes) -> tuple[int, int, str] | None:
+    """Number of the step that a line in lower case names, where it begins, and what else it is."""
     step, place = _PATTERNS["step"].search(line), _PATTERNS["place"].search(line)
     if step is None or (place and _PATTERNS["of_samples"].search(line, step.start())):
         step = place
     if step is None or step.lastindex is None:
         return None
+    counted = (step.groupdict().get("counted") or b"").decode()
     number = int(step[step.lastindex].replace(b",", b""))
-    return (number, step.start(step.lastindex)) if number < MAX_COUNT else None
+    at = step.start(step.lastindex)
+    is_another = b"epoch" in line or _PATTERNS["evaluated"].search(line, 0, at)
+    return None if number >= MAX_COUNT or (counted and is_another) else (number, at, counted)
 
 
 def _read(text: bytes) -> Report | None:
@@ -303,9 +311,12 @@ def _read(text: bytes) -> Report | None:
         rate=rates.pop("rate", None),
         row=Row(step[0], loss=of_loss, rank=rank, at_s=stamp)._replace(**rates),
         number=step[0],
+        counted=step[2],
         time=time,
         has_unit=has_unit,
-        is_bare=not (per_step or unnamed) and named is not None and named["name"] in _BARE,
+        is_bare=not (per_step or unnamed)
+        and named is not None
+        and _PATTERNS["bare"].fullmatch(named["name"]) is not None,
         is_of_evaluation=_PATTERNS["evaluated"].search(line, 0, step[1]) is not None,
         phases=phases,
     )
@@ -419,7 +430,7 @@ def _is_since_start(found: list[Report]) -> bool:
     each = [time / steps for steps, time in spans if steps > 0] or [0.0]
     is_all = times == sorted(times)
     grows = times[-1] > _STEADY * times[0] or (is_all and len({*times}) > _MANY)  # an excerpt
-    is_even = max(each) < _STEADY * min(each) and grows
+    is_even = len(each) > 1 and max(each) < _STEADY * min(each) and grows
     slope = (times[-1] - (late[0].time or 0.0)) / max(found[-1].number - late[0].number, 1)
     is_far = max(times) > 2 * max(min(times), 1e-9)
     is_all &= times[-1] / _STEADY < slope * found[-1].number < times[-1] * _STEADY
@@ -428,7 +439,17 @@ def _is_since_start(found: list[Report]) -> bool:
     rises = [b >= a or 2 * b < a for (a, b), fall in pairs if not fall]  # or it starts again
     as_numbers = all((b < a) == fall for (a, b), fall in pairs)
     as_numbers |= sum(rises) >= max(_MANY, _FALLING * len(rises))  # it runs on in the next epoch
+    is_all |= len({*times}) > _MANY and is_on_line(found)
     return is_all or (found[0].is_bare and (is_even or (as_numbers and is_far)))
+
+
+def is_on_line(found: list[Report]) -> bool:
+    """Whether times rise so evenly with the numbers that they are those since some start."""
+    (first, least), (last, most) = ((one.number, one.time or 0.0) for one in (found[0], found[-1]))
+    slope = (most - least) / max(last - first, 1)
+    off = (abs(least + slope * (one.number - first) - (one.time or 0.0)) for one in found)
+    digit = min((b - a for a, b in pairwise(sorted({one.time or 0.0 for one in found}))), default=0)
+    return most > 2 * least and max(off) < max(_OFF_LINE * (most - least), 1.1 * digit)
 
 
 def _left(found: list[Report]) -> float | None:

@@ -17,6 +17,7 @@ import msgspec
 from distprof.artefacts.record import Record
 from distprof.bounds import table_beside
 from distprof.sections.base import Result
+from distprof.units import unit_of
 
 _SHORT_WAIT = 0.1  # of an iteration
 INPUT_TIMER = re.compile(table_beside(__package__, "phases.toml")["input"])
@@ -135,9 +136,8 @@ class TrainingLogResult(Result, frozen=True, kw_only=True):
     @property
     def unit(self) -> str:
         """What the times are those of: a bar may count something else than iterations."""
-        for unit in ("epoch", "report"):
-            if self.origin.endswith(f"{unit}s"):
-                return unit
+        if (unit := unit_of(self.origin)) != "iteration":
+            return unit
         if any(note.endswith("an iteration is a micro-batch.") for note in self.unavailable):
             return "micro-batch"
         if self.origin.endswith("(in steps of the environment)"):
