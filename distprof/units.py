@@ -217,9 +217,10 @@ def finite_range(
     return FiniteRange(low, high, max_open=max_open)
 
 
-_COUNTED = "epoch report round episode generation game rollout cycle trial sweep".split()
+_COUNTED = re.compile("(epoch|report|round|episode|generation|game|rollout|cycle|trial|sweep)s$")
 
 
 def unit_of(origin: str) -> str:
     """What the times of a log are those of, by its origin."""
-    return next((one for one in _COUNTED if origin.endswith(f"{one}s")), "iteration")
+    counted = _COUNTED.search(origin)
+    return "iteration" if counted is None else counted[1]
