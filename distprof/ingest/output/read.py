@@ -138,7 +138,7 @@ class Reader:
             before += len(_line_ends(data[:first]))
             rest, skip = data[first:], keep - first
         self._take(rest, skip, before, shown, rank, is_last=True)
-        number = before + len(_line_ends(rest)) + (bool(rest) and not rest.endswith(b"\n"))
+        number = before + len(_line_ends(rest)) + (bool(end) and not end.endswith(b"\n"))
         self.lines_of[shown] = self.lines_of.get(shown, 0) + number
         if rank is not None:
             self.ranks.add(rank)
