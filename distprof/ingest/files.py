@@ -321,7 +321,8 @@ class Blocks(msgspec.Struct):
     """
 
     stream: BinaryIO  # The source of the bytes.
-    num_lines: int = 0
+    inner: bytes = b""  # Stands before a line end that was a CR: within a line of the file.
+    num_lines: int = 0  # As editors count them: a bar of progress is one line.
     num_bytes: int = 0
     damage: str = ""
 
@@ -330,7 +331,6 @@ class Blocks(msgspec.Struct):
         for block in self.pieces():
             end = block.rfind(b"\n") + 1
             if end:
-                self.num_lines += block.count(b"\n")
                 yield unwrapped(rest + block[:end])
                 rest = block[end:]
             else:
@@ -339,26 +339,28 @@ class Blocks(msgspec.Struct):
                 yield rest[:MAX_LINE_BYTES]
                 rest = rest[MAX_LINE_BYTES:]
         if rest:
-            self.num_lines += 1
             yield unwrapped(rest)
 
     def pieces(self) -> Iterator[bytes]:
         """Blocks that may end within a line."""
-        held = b""
+        held, is_open = b"", False
         while self.num_bytes <= MAX_BYTES:
             block, self.damage = read_some(self.stream, BLOCK_BYTES)
             if not block:
                 break
             self.num_bytes += len(block)
+            self.num_lines += block.count(b"\n")
+            is_open = not block.endswith(b"\n")
             if held or b"\r" in block:
                 block = held + block
                 held = block[-1:] if block.endswith(b"\r") else b""
                 block = block[: len(block) - len(held)]
-                block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+                block = block.replace(b"\r\n", b"\n").replace(b"\r", self.inner + b"\n")
             yield block
             if self.damage:
                 break
         else:
             self.damage = f"it is larger than {MAX_BYTES:,} bytes"
+        self.num_lines += is_open
         if held:
-            yield b"\n"
+            yield self.inner + b"\n"

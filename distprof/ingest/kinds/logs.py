@@ -174,7 +174,7 @@ def _read_nccl(paths: Mapping[str, int | None]) -> NcclLog:
             continue
         finally:
             files[path] = range(before, assembler.num_processes)
-        counts["lines"] += lines.num_lines
+        counts["lines"] += lines.blocks.num_lines
         counts["bytes"] += lines.blocks.num_bytes
         if lines.blocks.damage:
             notes.append(f"{path} was read only up to the damage: {lines.blocks.damage}.")

@@ -37,11 +37,10 @@ class Lines(msgspec.Struct):
     """Lines of a stream, read in bounded memory; line ends are LF, CR LF or CR."""
 
     blocks: Blocks
-    num_lines: int = 0
     num_shortened: int = 0
 
     def __iter__(self) -> Iterator[list[bytes]]:
-        """Lines by block; lines of blocks that do not mention NCCL are only counted."""
+        """Lines by block; not those of blocks that do not mention NCCL."""
         rest = b""
         is_shortened = False  # the current line was too long: skip its end
         for block in self.blocks.pieces():
@@ -49,7 +48,6 @@ class Lines(msgspec.Struct):
                 block = _HOW["old"].sub(rb"\g<0>NCCL ", block)
                 block = _HOW["old_ring"].sub(rb"Ring 00 : \1[receive] ", block)
             lines = block.split(b"\n")
-            self.num_lines += len(lines) - 1
             if is_shortened and len(lines) == 1:
                 continue
             if is_shortened:
@@ -64,7 +62,6 @@ class Lines(msgspec.Struct):
             if b"CCL " in block or (lines and b"CCL " in lines[0]):
                 yield self._cut(lines)
         if rest:
-            self.num_lines += 1
             yield [rest]
 
     def _cut(self, lines: list[bytes]) -> list[bytes]:

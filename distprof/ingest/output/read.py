@@ -112,7 +112,7 @@ class Reader:
         """Read a file or URL that reports call ``shown``; its rank is None if no name tells it."""
         try:
             with opened(path) as stream:
-                blocks = Blocks(stream)
+                blocks = Blocks(stream, INNER)
                 self.take_blocks(blocks, shown, rank)
         except DAMAGE as error:
             self.notes.append(f"Cannot read {shown}: {' '.join(str(error).split())[:200]}.")
@@ -138,7 +138,7 @@ class Reader:
             before += len(_line_ends(data[:first]))
             rest, skip = data[first:], keep - first
         self._take(rest, skip, before, shown, rank, is_last=True)
-        number = before + len(_line_ends(rest)) + (bool(rest) and not rest.endswith(b"\n"))
+        number = before + len(_line_ends(rest)) + (bool(end) and not end.endswith(b"\n"))
         self.lines_of[shown] = self.lines_of.get(shown, 0) + number
         if rank is not None:
             self.ranks.add(rank)
@@ -219,7 +219,7 @@ class Reader:
                         self._keep_listed(data, first, start, number, shown)
                     return
                 first = _first_frame(data, start) if row.before else start
-                line = number - data.count(b"\n", first, start)
+                line = number - len(_line_ends(data[first:start]))
                 self._keep_stacks(data, first, line, shown, rank if writer is None else writer)
             return
         if row.yields == "preparing" and data[start - 1 : start] != b"\n":  # after a bar

@@ -274,7 +274,9 @@ def _once_finished(found: EndingResult, output: JobOutput, mixed: str) -> Ending
     last = max(at, key=lambda e: ("gone" not in e.fields, e.line), default=None)
     is_open = bool(mixed) or found.cause in ("", "ready", "set-up", "joining", "aside")
     lost = min((e.line for e in _of(output, "peer", "nccl", "network")), default=0)
+    gone = {e.rank for e in at if e.line < lost}  # all of them ended, one right after the other
     is_after = any("gone" not in e.fields and e.line < lost for e in at)
+    is_after |= len(gone) > 1 and gone >= {*output.ranks, *range(output.world_size or 0)}
     crash = next((e.line for e in _of(output, "crash") if found.cause == "crash"), 0)
     if last is not None and "gone" not in last.fields and 0 < crash - last.line <= _JUST_BEFORE:
         return replace(found, verdict=found.verdict.replace(" crashed:", words().said["at end"]))
@@ -1466,7 +1468,8 @@ def _with_fewest_pending(events: Iterable[OutputEvent]) -> tuple[tuple[int, ...]
 
 def _died(output: JobOutput) -> EndingResult | None:
     """A process whose end its scheduler noticed: what others lost then only follows."""
-    events = (e for e in _of(output, "died") if not _signal(e))
+    events = (e for e in _of(output, "died") if not _signal(e)
+              and (e.name != "not-started" or not _trains(e, output)))  # fmt: skip
     first = ("ray-node", "ray-owner")
     event = min(events, default=None, key=lambda e: (
         "fate" not in e.fields, e.name not in first, e.name == "pod-restarts",

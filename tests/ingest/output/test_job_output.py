@@ -127,6 +127,17 @@ def test_line_numbers_do_not_depend_on_where_signs_are_found(before: int) -> Non
     assert lines == {"shell-killed": 2, "begun": 4}
 
 
+def test_a_bar_of_progress_is_one_line(tmp_path: Path) -> None:
+    """Editors, grep -n and sed count lines so; a line that a bar tore is read nevertheless."""
+    bar = "\r".join(f"{n}%|#   | {n}/99 [00:0{n}<09:00, 1.0it/s]" for n in range(9))
+    (path := tmp_path / "job.out").write_bytes(
+        f"begin\r\n{bar}\rKilled\nnohup: ignoring input".encode()
+    )
+    output = read_job_output(str(path))
+    assert {event.name: event.line for event in output.events} == {"shell-killed": 2, "begun": 3}
+    assert output.num_lines == 3
+
+
 def test_signs_are_found_where_they_are() -> None:
     rng = random.Random(1)
     words = [sign.encode() for row in expressions() for sign in row.signs]
