@@ -55,6 +55,16 @@ class NcclTransport(Record, frozen=True, kw_only=True):
         return bool(re.match(r"NET/(?!.*(?:Socket$|FasTrak|TCPX))", self.transport))
 
 
+def has_gdr_at_one_end(ways: list[NcclTransport]) -> bool:
+    """Whether as many ends of connections have GPUDirect RDMA as lack it, and no pair has it."""
+    lines = {True: 0, False: 0}
+    for way in ways:
+        if way.has_gdr and way.num_connections:
+            return False
+        lines[way.has_gdr] += way.num_lines
+    return 0 < lines[True] == lines[False]
+
+
 class NcclHost(Record, frozen=True, kw_only=True):
     """A host: its processes and network cards."""
 
