@@ -56,13 +56,9 @@ class NcclTransport(Record, frozen=True, kw_only=True):
 
 
 def has_gdr_at_one_end(ways: list[NcclTransport]) -> bool:
-    """Whether as many ends of connections have GPUDirect RDMA as lack it, and no pair has it."""
-    lines = {True: 0, False: 0}
-    for way in ways:
-        if way.has_gdr and way.num_connections:
-            return False
-        lines[way.has_gdr] += way.num_lines
-    return 0 < lines[True] == lines[False]
+    """Whether each connection has one end with GPUDirect RDMA and one without."""
+    half = [way.num_lines for way in ways if way.has_gdr and not way.num_connections]
+    return 0 < 2 * sum(half) == sum(way.num_lines for way in ways)
 
 
 class NcclHost(Record, frozen=True, kw_only=True):
