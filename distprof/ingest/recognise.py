@@ -73,7 +73,7 @@ def fresh_report_in(source: str) -> Path | None:
     return report if is_fresh else None
 
 
-_HEAD_BYTES = 1 << 14
+_HEAD_BYTES, _TAIL_BYTES, _MOST_BYTES = 1 << 14, 1 << 12, 1 << 18
 _MAX_ENTRIES = 1_000
 
 # Bytes near the beginning of a torch.profiler trace that no other format has.
@@ -215,7 +215,10 @@ def _files(path: Path) -> list[Path]:
 
 
 def _head(file: Path) -> bytes:
-    return beginning(str(file), _HEAD_BYTES) if file.is_file() else b""
+    """The beginning of a file, and the end of a long one, where summaries are."""
+    text = beginning(str(file), _MOST_BYTES) if file.is_file() else b""
+    is_long = len(text) > _HEAD_BYTES
+    return text[:_HEAD_BYTES] + b"\n" + text[-_TAIL_BYTES:] if is_long else text
 
 
 # Chrome traces ------------------------------------------------------------------------------------

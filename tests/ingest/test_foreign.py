@@ -151,3 +151,17 @@ def test_text_that_begins_with_a_progress_bar_is_named_as_text(tmp_path, capsys)
     )
     assert main(["analyze", str(path)]) != 0
     assert "text with none of them, which begins with “Loading: 0%" in capsys.readouterr().err
+
+
+def test_a_summary_at_the_end_of_a_long_text_is_recognised(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "communication.log"
+    path.write_text(
+        "Msg Size  Count  Total Lat (ms)  Avg Lat (ms)  busbw_avg (Gbps)\n"
+        + "1.0 KB       20           20.00          1.00              0.00\n" * 300
+        + "Op          Total Count  Total Lat (ms)  W.Avg Lat (ms)\n"
+        + "all_reduce         6000         6000.00            1.00  0.00  0.00\n"
+    )
+    assert main(["analyze", str(path)]) == 3
+    assert "all_reduce 6000.00 ms" in capsys.readouterr().err

@@ -55,6 +55,12 @@ class NcclTransport(Record, frozen=True, kw_only=True):
         return bool(re.match(r"NET/(?!.*(?:Socket$|FasTrak|TCPX))", self.transport))
 
 
+def has_gdr_at_one_end(ways: list[NcclTransport]) -> bool:
+    """Whether each connection has one end with GPUDirect RDMA and one without."""
+    half = [way.num_lines for way in ways if way.has_gdr and not way.num_connections]
+    return 0 < 2 * sum(half) == sum(way.num_lines for way in ways)
+
+
 class NcclHost(Record, frozen=True, kw_only=True):
     """A host: its processes and network cards."""
 

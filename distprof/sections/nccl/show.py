@@ -19,6 +19,7 @@ from distprof.sections.nccl import (
     NcclResult,
     NcclTransport,
     different_networks,
+    has_gdr_at_one_end,
     is_of_one_host,
     network_name,
     over_cards,
@@ -215,7 +216,9 @@ def _share(result: NcclResult, where: str) -> str:
         rest = "the others" if len(ways) == 2 else format_ratio(most.num_connections / total)
         others = f", {rest} use {transport_name(most)}" if most is not slow else ""
         return f"{where} {share} connections go through CPU memory ({slow.transport}){others}"
-    note = ", without GPUDirect RDMA" * (where == BETWEEN and most.is_rdma and not most.has_gdr)
+    half = has_gdr_at_one_end([way for way in result.transports if way.where == where])
+    lack = ", with GPUDirect RDMA at one end only" if half else ", without GPUDirect RDMA"
+    note = lack * (where == BETWEEN and most.is_rdma and not most.has_gdr)
     if where == INSIDE and len(ways) == 2:
         note = f", the others {transport_name(next(way for way in ways if way is not most))}"
     return f"{where} {share} connections use {transport_name(most)}{note}"

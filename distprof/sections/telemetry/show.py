@@ -34,6 +34,7 @@ MAX_ROWS = 16
 _MAX_TEXT = 100
 IDLE_RATIO = 0.05
 _OF_A_JOB = 2 << 30  # Bytes that only a job has in use
+_OF_NO_MODEL = 400 << 20  # Bytes that a process without a model has in use
 
 
 _SENSORS = (
@@ -215,7 +216,7 @@ def _repair(one: DeviceCondition) -> str:
 
 # The first lines of a report that contains only sensors and errors of GPUs -----------------------
 
-_ONE_IDLE = "One idle sample says nothing: it may be from before the job began"
+_ONE_IDLE = "No GPU works in the only sample"
 
 
 def devices_verdict(report: Report) -> VerdictText:
@@ -271,7 +272,13 @@ def _busy(result: TelemetryResult) -> str:
         text = f"{', '.join(idle)} hardly {'works' if len(idle) == 1 else 'work'} while others do"
     elif idle and all(device.sensors.num_samples < 2 for device in result.devices):
         used = max(device.sensors.memory_used_bytes or 0 for device in result.devices)
-        text = _ONE_IDLE
+        text = f"{_ONE_IDLE}, which may be of any moment"
+        if 0 < used < _OF_NO_MODEL:
+            return (
+                f"{_ONE_IDLE}, and at most {format_bytes(used)} of one is in use. If it was taken "
+                "while the job ran, the job most likely computes on the CPU: look at "
+                "torch.cuda.is_available() and the device of the model's parameters."
+            )
         if used >= _OF_A_JOB:
             text = f"At this moment no GPU works, although a job holds {format_bytes(used)} of one"
     elif idle:

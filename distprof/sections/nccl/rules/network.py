@@ -13,6 +13,7 @@ from distprof.sections.nccl import (
     NcclHost,
     NcclResult,
     different_networks,
+    has_gdr_at_one_end,
     is_of_one_host,
     over_cards,
     why_not_fast,
@@ -164,13 +165,16 @@ def no_gpudirect(
     where = only_on(nccl, BETWEEN, lambda way: not way.has_gdr)
     level = setting_of(nccl, "NCCL_NET_GDR_LEVEL")
     because = f"; NCCL_NET_GDR_LEVEL is set to {level}" if level else ""
+    half = not where and has_gdr_at_one_end(rdma)
+    lack = "have GPUDirect RDMA at one end only" if half else "lack GPUDirect RDMA"
+    fix = advice("no-gpudirect", "far") if total > plain and not where else _fix(nccl)
     yield Draft(
-        headline=f"{plain:,} of {total:,} connections between nodes lack GPUDirect RDMA",
+        headline=f"{plain:,} of {total:,} connections between nodes {lack}",
         message=(
             f"They use {', '.join(sorted(ways))}{f' and lack it only{where}' if where else ''}, "
-            f"and every byte goes through CPU memory{because}."
+            f"and every byte goes through CPU memory{' at the other end' * half}{because}."
         ),
-        fix=advice("no-gpudirect", "far") if total > plain and not where else _fix(nccl),
+        fix=advice("no-gpudirect", "half") if half else fix,
         cost_ns_per_step=exposed_between_nodes(collectives, times),
         confidence=Confidence.INFERRED,
         evidence=("nccl.transports",),
