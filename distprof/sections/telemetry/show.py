@@ -215,7 +215,7 @@ def _repair(one: DeviceCondition) -> str:
 
 # The first lines of a report that contains only sensors and errors of GPUs -----------------------
 
-_ONE_IDLE = "One idle sample says nothing: it may be from before the job began"
+_ONE_IDLE = "One idle sample: the job may run on the CPU, or it may not have begun"
 
 
 def devices_verdict(report: Report) -> VerdictText:
@@ -271,9 +271,8 @@ def _busy(result: TelemetryResult) -> str:
         text = f"{', '.join(idle)} hardly {'works' if len(idle) == 1 else 'work'} while others do"
     elif idle and all(device.sensors.num_samples < 2 for device in result.devices):
         used = max(device.sensors.memory_used_bytes or 0 for device in result.devices)
-        text = _ONE_IDLE
-        if used >= _OF_A_JOB:
-            text = f"At this moment no GPU works, although a job holds {format_bytes(used)} of one"
+        held = f"At this moment no GPU works, although a job holds {format_bytes(used)} of one"
+        text = held if used >= _OF_A_JOB else _ONE_IDLE
     elif idle:
         text = f"No GPU works ({span} busy)"
     else:

@@ -201,7 +201,7 @@ def test_damaged_json_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("count", "says"), [(1, "One idle sample says nothing"), (2, "No GPU wor")]
+    ("count", "says"), [(1, "One idle sample: the job may run on the CPU"), (2, "No GPU wor")]
 )
 def test_one_idle_sample_is_no_measurement(tmp_path, count, says):
     path = tmp_path / "gpu.txt"
