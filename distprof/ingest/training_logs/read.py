@@ -59,8 +59,8 @@ _PATTERNS = byte_patterns("runs.toml")  # A log that is pasted below what someon
 _ALIKE, _LIKELY = 1.5, 3
 """Ratio up to which phases, or the lines between, are of a bar, whose mean has slow first ones."""
 
-_APART, _NAMED_APART = 1.2, 1.1
-"""Ratio from which two runs differ, and from which those that a text names do."""
+_APART, _NAMED_APART, _ASKED_APART = 1.2, 1.1, 1.5
+"""Ratio from which two runs differ, those that a text names do, and a first one asked about."""
 
 _ROUND = 10  # Steps that someone chose are a multiple of that.
 _MANY_REPORTS = 1_000
@@ -83,8 +83,10 @@ class Candidates:
             if any(sign in block for sign in grammar.signs):
                 grammar.take(block)
 
-    def finished(self) -> tuple[Grammar, ...]:
-        """The grammars after the last block."""
+    def after(self, blocks: Iterable[bytes]) -> tuple[Grammar, ...]:
+        """The grammars after the last of all blocks."""
+        for block in blocks:
+            self.take(block)
         for grammar in self.all:
             grammar.finish()
         for grammar in (self._own[0], self._reports.grammars["Hugging Face Trainer"]):
@@ -108,9 +110,7 @@ def holds_iterations(start: bytes, *, is_text: bool, least: int = 1) -> bool:
         return as_named(start) != start and bool(_of_unknown([start]).rows)
     text = unwrapped(start.replace(b"\r\n", b"\n").replace(b"\r", b"\n"))
     text = _PATTERNS["elsewhere"].sub(b"", text) if len(text) < _SMALL else text
-    candidates = Candidates()
-    candidates.take(text)
-    if any(len(grammar.rows) >= least for grammar in candidates.finished()):
+    if any(len(grammar.rows) >= least for grammar in Candidates().after([text])):
         return True
     return len(_of_unknown([text[:_SMALL_LOG]]).rows) >= least
 
@@ -142,10 +142,7 @@ def _read(source: str, *, keeps_labels: bool) -> TrainingLog:
                 found = (table,)
                 table.read(blocks)
             else:
-                candidates = Candidates()
-                for block in blocks:
-                    candidates.take(block)
-                found = candidates.finished()
+                found = Candidates().after(blocks)
                 if best_of(found) is None:
                     stream.seek(0)
                     blocks = Blocks(stream)
@@ -172,6 +169,10 @@ def _with_words(log: TrainingLog, start: bytes) -> TrainingLog:
     number = log.iteration[log.iteration != ABSENT]
     if len(number) and len(start) < _SMALL and _PATTERNS["stands_still"].match(start):
         notes.append(NOTES["stands_still"].format(number[-1]))
+    first, usual = int(log.duration_ns[0]), log.median_step_ns or 0
+    asked = _PATTERNS["asked"].match(start) if first > _ASKED_APART * usual > 0 else None
+    if asked and asked[1].decode().lower() == log.unit and number[:1].tolist() in ([0], [1]):
+        notes.append(NOTES["first"].format(log.unit, format_duration(first), first / usual))
     return replace(log, notes=(*log.notes, *notes))
 
 
@@ -206,9 +207,7 @@ def _runs(source: str, text: bytes, part: str = "block") -> Iterator[_Run]:
     title = ""  # The first one since the last run: that of a part of it comes below.
     for block in _PATTERNS[part].finditer(text):
         *_, named, held = (one for one in block.groups() if one is not None)
-        candidates = Candidates()
-        candidates.take(held)
-        found = candidates.finished()
+        found = Candidates().after([held])
         chosen = best_of(found) or _of_unknown([held])
         log = to_log(chosen, found, (source,), text.count(b"\n")) if chosen.rows else None
         said = named.decode("utf-8", "replace").replace("`", "")
@@ -280,16 +279,16 @@ def _pairs(names: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def _times(logs: Sequence[TrainingLog]) -> tuple[str, list[int]]:
-    """Time of an iteration or epoch of each log, in ns; of a sample if their batches differ."""
+    """Time of an iteration or epoch, in ns; of a sample or token if the batches of logs differ."""
     times = [log.median_step_ns or 0 for log in logs]
-    printed = [log.samples_per_s for log in logs]
-    known = [rates[np.isfinite(rates) & (rates > 0)] for rates in printed]
-    rates = [float(np.median(each)) for each in known if len(each)]
+    of = "sample" if any(np.isfinite(log.samples_per_s).any() for log in logs) else "token"
+    printed = [getattr(log, f"{of}s_per_s") for log in logs]
+    rates = [float(np.median(each[each > 0])) for each in printed if (each > 0).any()]
     batches = [time * rate for time, rate in zip(times, rates, strict=False)]
     is_alike = max(batches, default=0) < _APART * min(batches, default=0)
     if len(rates) < len(logs) or (all(times) and is_alike):
         return next((log.unit for log in logs), "iteration"), times
-    return "sample", [round(1e9 / rate) for rate in rates]
+    return of, [round(1e9 / rate) for rate in rates]
 
 
 def _slowest_start(log: TrainingLog) -> TrainingLog:
@@ -315,10 +314,9 @@ def _slowest_start(log: TrainingLog) -> TrainingLog:
     least = min(times, default=0)
     if not least or max(times) < _APART * least:
         return log
-    each = [format_duration(time) for time in times]
     if len(timed) == len(parts) <= _MOST_STARTS + 1:
-        ratio = max(times) / least
-        note = NOTES["again"].format(AGAIN, what, ", then ".join(each), ratio)
+        each = ", then ".join(map(format_duration, times))
+        note = NOTES["again"].format(AGAIN, what, each, max(times) / least)
         return replace(timed[times.index(max(times))], notes=(note, *log.notes))
     if log.unit != "epoch":
         return log
