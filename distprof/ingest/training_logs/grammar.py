@@ -221,7 +221,7 @@ _EVEN = 0.03  # Relative difference of a ratio that is a whole number
 _FEWEST, _APART, _LEAST_EXCESS = 3, 1.2, 0.05
 """Times of each rank, their least ratio to those of others, and share of an iteration."""
 
-TYPED, RUN, AGAIN = "timed phases", "Run number ", "Iteration numbers start again"
+TYPED, RUN, AGAIN = "timed phases", "Run number ", "Part by part"
 """Beginning of the name of a log that someone typed, and of notes on several runs in a text."""
 
 

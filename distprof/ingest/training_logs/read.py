@@ -280,16 +280,17 @@ def _pairs(names: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def _times(logs: Sequence[TrainingLog]) -> tuple[str, list[int]]:
-    """Time of an iteration or epoch of each log, in ns; of a sample if their batches differ."""
+    """Time of an iteration or epoch of each log, in ns; of a sample or token if batches differ."""
     times = [log.median_step_ns or 0 for log in logs]
-    printed = [log.samples_per_s for log in logs]
+    is_of_samples = any(np.isfinite(log.samples_per_s).any() for log in logs)
+    printed = [log.samples_per_s if is_of_samples else log.tokens_per_s for log in logs]
     known = [rates[np.isfinite(rates) & (rates > 0)] for rates in printed]
     rates = [float(np.median(each)) for each in known if len(each)]
     batches = [time * rate for time, rate in zip(times, rates, strict=False)]
     is_alike = max(batches, default=0) < _APART * min(batches, default=0)
     if len(rates) < len(logs) or (all(times) and is_alike):
         return next((log.unit for log in logs), "iteration"), times
-    return "sample", [round(1e9 / rate) for rate in rates]
+    return "sample" if is_of_samples else "token", [round(1e9 / rate) for rate in rates]
 
 
 def _slowest_start(log: TrainingLog) -> TrainingLog:
@@ -311,6 +312,7 @@ def _slowest_start(log: TrainingLog) -> TrainingLog:
         for a, b in pairwise([0, *starts, len(log.iteration)])
     ]
     timed = [one for one in parts if min(len(one.iteration), 1 + len(one.steady_ns)) >= _FEWEST]
+    timed = timed or [one for one in parts if len(one.steady_ns)]
     what, times = _times(timed)
     least = min(times, default=0)
     if not least or max(times) < _APART * least:

@@ -63,7 +63,7 @@ def training_verdict(report: Report) -> VerdictText:
     for note in (one for one in log.unavailable if one.startswith(_FIRST)):
         line = line if note[:_BEGINNING] in line else f"{note} {line}"  # one of each kind
     is_known = log.mean_ns is None or log.idle_ratio is not None or bool(_shares(log))
-    if nccl_line and not is_known:  # the best available
+    if nccl_line and not (is_known or _is_skewed(log)):  # the best available
         time = f"{_what(log)} takes {format_duration(log.mean_ns)}"
         first = nccl_line[:1] if nccl_line[1:2].isupper() else nccl_line[:1].lower()
         line, nccl_line = f"{time}; {first}{nccl_line[1:]}", ""
@@ -161,6 +161,9 @@ def _line(log: TrainingLogResult) -> str:
         longest = "the longest" if at is None else f"{log.unit} {at:,} takes"
         longest = f"{longest} {format_duration(log.max_ns)}"
         time = f"{_what(log)} usually takes {usual}, but {longest}: that makes the mean {mean}"
+    elif log.unit == "epoch" and _is_first_far(log):
+        first = format_duration(log.first_ns)
+        return f"The first report shows {first} per epoch, the others {mean}."
     elif modes := _modes(log):
         time = f"{time}: {modes}"
     elif (or_all := next(filter(None, map(_OF_ONE, log.unavailable)), None)) and not _shares(log):
@@ -455,10 +458,13 @@ def _first(log: TrainingLogResult) -> str:
 
 def _left_out(log: TrainingLogResult) -> str:
     """The first report, if it is far longer, or longer than few others: it may be what matters."""
-    is_far = (log.first_ns or 0) > _FAR_LONGER * (log.median_ns or 0)
     first = _first(log).partition(", left")[0]
-    is_told = first and (is_far or log.num_steady <= _FEW_REPORTS)
+    is_told = first and (_is_first_far(log) or log.num_steady <= _FEW_REPORTS)
     return f"The first report does not count: {first}." if is_told else ""
+
+
+def _is_first_far(log: TrainingLogResult) -> bool:
+    return (log.first_ns or 0) > _FAR_LONGER * (log.median_ns or math.inf)
 
 
 def _traced(report: Report) -> str:
