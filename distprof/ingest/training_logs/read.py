@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import pairwise
+from itertools import groupby, pairwise
 from math import ceil, floor
 from statistics import median
 from typing import NamedTuple
@@ -233,7 +233,8 @@ def _slowest_run(source: str, start: bytes) -> TrainingLog | None:
     runs = [*_runs(source, start)]
     if len({run.name for run in runs}) < max(len(runs), 2):  # or the sections are runs
         runs = [*_runs(source, start, "section")] or runs
-    runs = [run for run in runs if not run.log.origin.startswith(_PARTS)] or runs
+    parts = (*_PARTS, "a program that dates its reports")  # of which a count is not known
+    runs = [run for run in runs if not run.log.origin.startswith(parts)] or runs
     names = [run.name for run in runs]
     does, units = "times", [f"{run.log.unit}s" for run in runs]
     what, times = _times([run.log for run in runs])
@@ -317,7 +318,7 @@ def _slowest_start(log: TrainingLog) -> TrainingLog:
     least = min(times, default=0)
     if not least or max(times) < _APART * least:
         return log
-    each = [format_duration(time) for time in times]
+    each = [text for text, _ in groupby(map(format_duration, times))]
     if len(timed) == len(parts) <= _MOST_STARTS + 1:
         ratio = max(times) / least
         note = NOTES["again"].format(AGAIN, what, ", then ".join(each), ratio)
