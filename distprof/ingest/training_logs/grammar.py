@@ -270,8 +270,7 @@ def to_log(
         notes.append(NOTES["coarse"])
         rows = [row._replace(duration_ns=None) for row in rows]
     rows, timers, unprinted_ns = _compared_with_the_clock(rows, timers, notes)
-    if chosen.is_full:
-        notes.append(NOTES["full"].format(len(rows), MAX_ROWS))
+    notes += [NOTES["full"].format(len(rows), MAX_ROWS)] * chosen.is_full
     iteration, printed = _ints(row.iteration for row in rows), (g.rates for g in (chosen, *others))
     rates = {name: np.array([getattr(row, name) for row in rows], float) for name in RATES}
     notes += _without_impossible(rates)

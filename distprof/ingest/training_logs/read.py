@@ -51,7 +51,7 @@ _JSON = (".json", ".json.gz")
 _SMALL = 1 << 16
 _SMALL_LOG = 1 << 20
 _MAX_NAME = 24  # So that a headline has room for it
-_PARTS = (TYPED, "DeepSpeed's FLOPS")  # What runs print, with headings of its own
+_PARTS = (TYPED, "DeepSpeed's FLOPS", "a program that dates its reports")  # Below own headings
 _TOGETHER = ("Megatron-LM", "DeepSpeed")
 """The first reports iterations, and its fork prints the timers of the second between them."""
 
@@ -83,8 +83,10 @@ class Candidates:
             if any(sign in block for sign in grammar.signs):
                 grammar.take(block)
 
-    def finished(self) -> tuple[Grammar, ...]:
+    def finished(self, blocks: Iterable[bytes] = ()) -> tuple[Grammar, ...]:
         """The grammars after the last block."""
+        for block in blocks:
+            self.take(block)
         for grammar in self.all:
             grammar.finish()
         for grammar in (self._own[0], self._reports.grammars["Hugging Face Trainer"]):
@@ -108,9 +110,7 @@ def holds_iterations(start: bytes, *, is_text: bool, least: int = 1) -> bool:
         return as_named(start) != start and bool(_of_unknown([start]).rows)
     text = unwrapped(start.replace(b"\r\n", b"\n").replace(b"\r", b"\n"))
     text = _PATTERNS["elsewhere"].sub(b"", text) if len(text) < _SMALL else text
-    candidates = Candidates()
-    candidates.take(text)
-    if any(len(grammar.rows) >= least for grammar in candidates.finished()):
+    if any(len(grammar.rows) >= least for grammar in Candidates().finished([text])):
         return True
     return len(_of_unknown([text[:_SMALL_LOG]]).rows) >= least
 
@@ -142,10 +142,7 @@ def _read(source: str, *, keeps_labels: bool) -> TrainingLog:
                 found = (table,)
                 table.read(blocks)
             else:
-                candidates = Candidates()
-                for block in blocks:
-                    candidates.take(block)
-                found = candidates.finished()
+                found = Candidates().finished(blocks)
                 if best_of(found) is None:
                     stream.seek(0)
                     blocks = Blocks(stream)
@@ -206,9 +203,7 @@ def _runs(source: str, text: bytes, part: str = "block") -> Iterator[_Run]:
     title = ""  # The first one since the last run: that of a part of it comes below.
     for block in _PATTERNS[part].finditer(text):
         *_, named, held = (one for one in block.groups() if one is not None)
-        candidates = Candidates()
-        candidates.take(held)
-        found = candidates.finished()
+        found = Candidates().finished([held])
         chosen = best_of(found) or _of_unknown([held])
         log = to_log(chosen, found, (source,), text.count(b"\n")) if chosen.rows else None
         said = named.decode("utf-8", "replace").replace("`", "")
@@ -233,8 +228,7 @@ def _slowest_run(source: str, start: bytes) -> TrainingLog | None:
     runs = [*_runs(source, start)]
     if len({run.name for run in runs}) < max(len(runs), 2):  # or the sections are runs
         runs = [*_runs(source, start, "section")] or runs
-    parts = (*_PARTS, "a program that dates its reports")  # of which a count is not known
-    runs = [run for run in runs if not run.log.origin.startswith(parts)] or runs
+    runs = [run for run in runs if not run.log.origin.startswith(_PARTS)] or runs
     names = [run.name for run in runs]
     does, units = "times", [f"{run.log.unit}s" for run in runs]
     what, times = _times([run.log for run in runs])
@@ -303,11 +297,10 @@ def _slowest_start(log: TrainingLog) -> TrainingLog:
     starts = known[1:][np.diff(log.iteration[known]) < 0].tolist()
     if not starts or not (log.unit == "epoch" or len(starts) <= _MOST_STARTS):
         return log
-    columns = {k: v for k, v in asdict(log).items() if isinstance(v, np.ndarray)}
     parts = [
         replace(
             log,
-            **{name: column[a:b] for name, column in columns.items()},
+            **{k: v[a:b] for k, v in asdict(log).items() if isinstance(v, np.ndarray)},
             timers={name: column[a:b] for name, column in log.timers.items()},
         )
         for a, b in pairwise([0, *starts, len(log.iteration)])
@@ -320,8 +313,7 @@ def _slowest_start(log: TrainingLog) -> TrainingLog:
         return log
     each = [text for text, _ in groupby(map(format_duration, times))]
     if len(timed) == len(parts) <= _MOST_STARTS + 1:
-        ratio = max(times) / least
-        note = NOTES["again"].format(AGAIN, what, ", then ".join(each), ratio)
+        note = NOTES["again"].format(AGAIN, what, ", then ".join(each), max(times) / least)
         return replace(timed[times.index(max(times))], notes=(note, *log.notes))
     if log.unit != "epoch":
         return log

@@ -248,12 +248,12 @@ def _slow_period(
     at, usual = np.flatnonzero(inside), float(np.median(others))
     if usual < 1 or float(np.median(slow)) - usual <= digit:
         return None
-    ends = np.flatnonzero(np.diff(number) <= 0)
-    lasts = [number[ends[inside[ends] == one]] for one in (False, True)]
-    few, most = sorted(float(np.median(one)) if len(one) > 1 else 0.0 for one in lasts)
+    last = np.flatnonzero(np.diff(number) <= 0)
+    each = [number[last[inside[last] == one]] for one in (False, True)]
+    few, most = sorted(float(np.median(one)) if len(one) > 1 else 0.0 for one in each)
     if most > _OTHER_RUN * few > 0:
         return None  # runs whose epochs have other numbers of iterations
-    if len(ends):
+    if len(last):
         number = np.full_like(number, ABSENT)  # it starts again with each epoch
     more = np.where(inside | is_gradual, ns - usual, 0)
     return SlowPeriod(

@@ -161,9 +161,8 @@ def _line(log: TrainingLogResult) -> str:
         longest = "the longest" if at is None else f"{log.unit} {at:,} takes"
         longest = f"{longest} {format_duration(log.max_ns)}"
         time = f"{_what(log)} usually takes {usual}, but {longest}: that makes the mean {mean}"
-    elif log.unit == "epoch" and _is_first_far(log):
-        first = format_duration(log.first_ns)
-        return f"The first report shows {first} per epoch, the others {mean}."
+    elif log.unit == "epoch" and (log.first_ns or 0) > _FAR_LONGER * (log.median_ns or math.inf):
+        return f"The first report shows {format_duration(log.first_ns)} per epoch, others {mean}."
     elif modes := _modes(log):
         time = f"{time}: {modes}"
     elif (or_all := next(filter(None, map(_OF_ONE, log.unavailable)), None)) and not _shares(log):
@@ -377,8 +376,7 @@ def training_log_table(report: Report, *, show_all: bool) -> TableView | None:  
     text = counted(log.num_reports, "report")
     if log.first_iteration is not None and log.last_iteration is not None:
         text += f", {log.unit}s {log.first_iteration:,} to {log.last_iteration:,}"
-    if log.num_restarts:
-        text += f", {counted(log.num_restarts, 'restart')}"
+    text += f", {counted(log.num_restarts, 'restart')}" * bool(log.num_restarts)
     facts = (
         (f"{log.unit}s", text),
         (f"{log.unit} time", _time(log)),
@@ -458,13 +456,10 @@ def _first(log: TrainingLogResult) -> str:
 
 def _left_out(log: TrainingLogResult) -> str:
     """The first report, if it is far longer, or longer than few others: it may be what matters."""
+    is_far = (log.first_ns or 0) > _FAR_LONGER * (log.median_ns or 0)
     first = _first(log).partition(", left")[0]
-    is_told = first and (_is_first_far(log) or log.num_steady <= _FEW_REPORTS)
+    is_told = first and (is_far or log.num_steady <= _FEW_REPORTS)
     return f"The first report does not count: {first}." if is_told else ""
-
-
-def _is_first_far(log: TrainingLogResult) -> bool:
-    return (log.first_ns or 0) > _FAR_LONGER * (log.median_ns or math.inf)
 
 
 def _traced(report: Report) -> str:
