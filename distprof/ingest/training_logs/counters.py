@@ -113,7 +113,7 @@ class CountersGrammar(Grammar):
             self._keep("report", text, Report(row=row._replace(iteration=number), number=number))
 
     def _keep(self, of: str, before: bytes, report: Report) -> None:
-        key = of, _NUMBER.sub(b"0", before)[-_MAX_KEY:]
+        key = of, _NUMBER.sub(b"0", before.lstrip(b"*> "))[-_MAX_KEY:]
         if key in self._series or len(self._series) < _MAX_SERIES:
             self._series.setdefault(key, []).append(report)
             self._num_kept += 1

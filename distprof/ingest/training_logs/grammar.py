@@ -221,7 +221,7 @@ _EVEN = 0.03  # Relative difference of a ratio that is a whole number
 _FEWEST, _APART, _LEAST_EXCESS = 3, 1.2, 0.05
 """Times of each rank, their least ratio to those of others, and share of an iteration."""
 
-TYPED, RUN, AGAIN = "timed phases", "Run number ", "Iteration numbers start again"
+TYPED, RUN, AGAIN = "timed phases", "Run number ", "Part by part"
 """Beginning of the name of a log that someone typed, and of notes on several runs in a text."""
 
 
@@ -270,8 +270,7 @@ def to_log(
         notes.append(NOTES["coarse"])
         rows = [row._replace(duration_ns=None) for row in rows]
     rows, timers, unprinted_ns = _compared_with_the_clock(rows, timers, notes)
-    if chosen.is_full:
-        notes.append(NOTES["full"].format(len(rows), MAX_ROWS))
+    notes += [NOTES["full"].format(len(rows), MAX_ROWS)] * chosen.is_full
     iteration, printed = _ints(row.iteration for row in rows), (g.rates for g in (chosen, *others))
     rates = {name: np.array([getattr(row, name) for row in rows], float) for name in RATES}
     notes += _without_impossible(rates)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import pairwise
+from itertools import groupby, pairwise
 from math import ceil, floor
 from statistics import median
 from typing import NamedTuple
@@ -51,7 +51,7 @@ _JSON = (".json", ".json.gz")
 _SMALL = 1 << 16
 _SMALL_LOG = 1 << 20
 _MAX_NAME = 24  # So that a headline has room for it
-_PARTS = (TYPED, "DeepSpeed's FLOPS")  # What runs print, with headings of its own
+_PARTS = (TYPED, "DeepSpeed's FLOPS", "a program that dates its reports")  # Below own headings
 _TOGETHER = ("Megatron-LM", "DeepSpeed")
 """The first reports iterations, and its fork prints the timers of the second between them."""
 
@@ -300,22 +300,22 @@ def _slowest_start(log: TrainingLog) -> TrainingLog:
     starts = known[1:][np.diff(log.iteration[known]) < 0].tolist()
     if not starts or not (log.unit == "epoch" or len(starts) <= _MOST_STARTS):
         return log
-    columns = {k: v for k, v in asdict(log).items() if isinstance(v, np.ndarray)}
     parts = [
         replace(
             log,
-            **{name: column[a:b] for name, column in columns.items()},
+            **{k: v[a:b] for k, v in asdict(log).items() if isinstance(v, np.ndarray)},
             timers={name: column[a:b] for name, column in log.timers.items()},
         )
         for a, b in pairwise([0, *starts, len(log.iteration)])
     ]
     timed = [one for one in parts if min(len(one.iteration), 1 + len(one.steady_ns)) >= _FEWEST]
+    timed = timed or [one for one in parts if len(one.steady_ns)]
     what, times = _times(timed)
     least = min(times, default=0)
     if not least or max(times) < _APART * least:
         return log
     if len(timed) == len(parts) <= _MOST_STARTS + 1:
-        each = ", then ".join(map(format_duration, times))
+        each = ", then ".join(text for text, _ in groupby(map(format_duration, times)))
         note = NOTES["again"].format(AGAIN, what, each, max(times) / least)
         return replace(timed[times.index(max(times))], notes=(note, *log.notes))
     if log.unit != "epoch":

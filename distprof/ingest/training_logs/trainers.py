@@ -188,9 +188,8 @@ class BarGrammar(Grammar):
             spans = longest.rows if 2 * sum(row.span or 0 for row in longest.rows) > span else []
             ends = _ends(longest)
             self.rows = ends or (len(spans) >= fewest and spans) or _whole(longest)
-            self.rows = (
-                self.rows or _printed(longest) or _whole(longest, 2) or _since_start(longest)
-            )
+            self.rows = self.rows or _printed(longest) or _whole(longest, 2)
+            self.rows = self.rows or _since_start(longest)
             if len(self.rows) <= _FEWEST_SPANS:
                 tried = (_rising(longest, s) for s in (_FEWEST_RISING_SECONDS, passed // _SPANS))
                 self.rows = next(filter(None, tried), self.rows)

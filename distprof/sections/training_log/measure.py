@@ -46,6 +46,7 @@ MIN_KENDALL, GROWN_RATIO = 0.7, 1.3
 
 _CREPT = 1.05  # That growth of time per sample, in a log that holds nothing else.
 _MOST_OF_GROWTH = 0.7  # A rise from one report to the next above this share is a step.
+_OTHER_RUN = 1.2  # Ratio of the iterations in an epoch of one run to those of another.
 _FAR, _ROUNDER = 3, 5  # Ratio to the time of neighbours, and of round numbers to those of reports.
 
 _TOKENS = ("tokens_per_s", "tokens_per_s_per_device")
@@ -247,7 +248,12 @@ def _slow_period(
     at, usual = np.flatnonzero(inside), float(np.median(others))
     if usual < 1 or float(np.median(slow)) - usual <= digit:
         return None
-    if (np.diff(number) <= 0).any():
+    last = np.flatnonzero(np.diff(number) <= 0)
+    each = [number[last[inside[last] == one]] for one in (False, True)]
+    few, most = sorted(float(np.median(one)) if len(one) > 1 else 0.0 for one in each)
+    if most > _OTHER_RUN * few > 0:
+        return None  # runs whose epochs have other numbers of iterations
+    if len(last):
         number = np.full_like(number, ABSENT)  # it starts again with each epoch
     more = np.where(inside | is_gradual, ns - usual, 0)
     return SlowPeriod(

@@ -63,7 +63,7 @@ def training_verdict(report: Report) -> VerdictText:
     for note in (one for one in log.unavailable if one.startswith(_FIRST)):
         line = line if note[:_BEGINNING] in line else f"{note} {line}"  # one of each kind
     is_known = log.mean_ns is None or log.idle_ratio is not None or bool(_shares(log))
-    if nccl_line and not is_known:  # the best available
+    if nccl_line and not (is_known or _is_skewed(log)):  # the best available
         time = f"{_what(log)} takes {format_duration(log.mean_ns)}"
         first = nccl_line[:1] if nccl_line[1:2].isupper() else nccl_line[:1].lower()
         line, nccl_line = f"{time}; {first}{nccl_line[1:]}", ""
@@ -161,6 +161,8 @@ def _line(log: TrainingLogResult) -> str:
         longest = "the longest" if at is None else f"{log.unit} {at:,} takes"
         longest = f"{longest} {format_duration(log.max_ns)}"
         time = f"{_what(log)} usually takes {usual}, but {longest}: that makes the mean {mean}"
+    elif log.unit == "epoch" and (log.first_ns or 0) > _FAR_LONGER * (log.median_ns or math.inf):
+        return f"The first report shows {format_duration(log.first_ns)} per epoch, others {mean}."
     elif modes := _modes(log):
         time = f"{time}: {modes}"
     elif (or_all := next(filter(None, map(_OF_ONE, log.unavailable)), None)) and not _shares(log):
@@ -374,8 +376,7 @@ def training_log_table(report: Report, *, show_all: bool) -> TableView | None:  
     text = counted(log.num_reports, "report")
     if log.first_iteration is not None and log.last_iteration is not None:
         text += f", {log.unit}s {log.first_iteration:,} to {log.last_iteration:,}"
-    if log.num_restarts:
-        text += f", {counted(log.num_restarts, 'restart')}"
+    text += f", {counted(log.num_restarts, 'restart')}" * bool(log.num_restarts)
     facts = (
         (f"{log.unit}s", text),
         (f"{log.unit} time", _time(log)),
