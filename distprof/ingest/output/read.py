@@ -151,15 +151,14 @@ class Reader:
         return self._time
 
     def _keep_last(self, end: bytes, shown: str, rank: int | None) -> None:
-        """Keep the last lines of a file, and of each rank; a bar of progress is one line."""
+        """Keep the last lines of a file, and of each rank."""
         if len(self.ends) < MAX_OF_A_KIND:
             lines = end.removesuffix(b"\n").split(b"\n")[-_TOLD_LINES:]
-            shortened = (cleaned(line.rstrip(b"\r").rpartition(b"\r")[2]) for line in lines)
-            kept = (line.rstrip() for line in shortened)  # of bars in a line, the last counts
+            kept = (cleaned(line).rstrip() for line in lines)
             self.ends[shown] = tuple(
                 line[-MAX_TEXT:] if line.count("%|") > 1 else line[:MAX_TEXT] for line in kept
             )
-        for line in cleaned(end.replace(b"\r", b"\n")).split("\n"):
+        for line in cleaned(end).split("\n"):
             by_prefix, start = _prefix(line[:200])
             writer = rank if by_prefix is None else by_prefix
             if writer is not None and (text := line[start:].strip()):
@@ -228,9 +227,7 @@ class Reader:
         is_title = number == 1 and data.startswith(b"\n\n", end)
         if fields is None and is_title and "#{1,3} " in row.pattern:
             fields = row.search(f"# {cleaned(data[start:end])}")  # written without its mark
-        if fields is None:
-            return
-        if _is_noise(data[max(start, at - _BEFORE_SIGN) : at], data[at:end], row):
+        if fields is None or _is_noise(data[max(start, at - _BEFORE_SIGN) : at], data[at:end], row):
             return
         by_prefix = _prefixed(data, start, at, end, row)
         if self._has_nodes and _HOW["node"].match(cleaned(data[start : start + 40])):
@@ -436,9 +433,7 @@ def _searched(row: Expression, text: str) -> dict[str, str] | None:
 def _line_back(data: bytes, start: int, count: int) -> int:
     """Start of the line ``count`` lines before the one that begins at ``start``."""
     for _ in range(count):
-        if start <= 0:
-            break
-        start = data.rfind(b"\n", 0, start - 1) + 1
+        start = data.rfind(b"\n", 0, max(start - 1, 0)) + 1
     return start
 
 

@@ -1012,7 +1012,9 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
     elif event.rank is None and "local" in event.fields:
         who = f"A process with local rank {event.fields['local']}{_at(event)}"
     elif event.name in words().who and "rank" not in event.fields:
-        who = f"{words().who[event.name]}{_at(event)}"
+        is_later = any(e.line < event.line for e in _of(output, "closed"))
+        key = "later" if is_later and event.name == "not-started" else event.name
+        who = f"{words().who[key]}{_at(event)}"
     code, why = event.number("code"), event.fields.get("why", "")
     fate, because = (event.fields.get(one, "") for one in ("fate", "because"))
     how = f"was not started: {why.rstrip('.`')}" if why else "died"
@@ -1275,9 +1277,10 @@ def _store(output: JobOutput) -> EndingResult | None:
         steps = words().steps["too many processes"]
     elif is_later:
         steps = words().steps["later group"]
-    named = next((e for e in _of(output, "hint") if e.fields.get("name", "\n") in what), None)
-    if named is not None:
-        what += ", because it cannot resolve that name"
+    hints = ((e, e.fields.get("name", e.fields.get("to", "\n"))) for e in _of(output, "hint"))
+    if named := next((e for e, name in hints if name in what), None):
+        why = named.fields.get("why", "")
+        what += f" (“{why}”)" if why else ", because it cannot resolve that name"
         steps = _told(named)[1]
     advice = advice_on("store", what)
     found = _stuck("store", what, event, *advice, *steps[bool(advice) :])
