@@ -162,10 +162,6 @@ def _refuse_known(path: Path, file: Path, table: str = "foreign") -> None:
 _SOURCES = (".md", ".rst", ".py", ".sh", ".toml", ".yaml", ".yml", ".cfg")  # of a checkout
 _JSON = re.compile(r"\s*(?:$|\{|\[\s*(?:[\[{\"\]]|$))")
 _PRINTED = re.compile(r"[^\W\d_]{2}")
-_KNOWN_TEXT = (
-    "how a job ended (watchdogs, launchers, tracebacks), Python stacks, NCCL's lines or iterations "
-    "of a training program"
-)
 
 
 def _refuse_text(path: Path) -> None:
@@ -174,9 +170,8 @@ def _refuse_text(path: Path) -> None:
     is_whole = max(len(head), path.stat().st_size) < _HEAD_BYTES
     head = head.replace(b"\r", b"\n")  # bars of progress
     text = head[: head.rfind(b"\n") + 1 or None].decode("utf-8", "replace")
-    lines = [line for line in text.splitlines() if line.strip()]
-    first = next(iter(lines), "")
-    last = next(reversed(lines), "")
+    lines = [line for line in text.splitlines() if line.strip()] or [""]
+    first, last = lines[0], lines[-1]
     end = f" and ends with “{plain(last.strip())[:60]}”" if is_whole else ""
     said = f"begins with “{plain(first.strip())[:60]}”{end}"
     is_json = path.name.lower().removesuffix(".gz").endswith(".json")
@@ -193,14 +188,8 @@ def _refuse_text(path: Path) -> None:
             fix=f"distprof fabric {shlex.quote(str(path))}",
         )
     _refuse_known(path, path, "told")
-    raise InputError(
-        str(path),
-        expected=f"a trace, or text with {_KNOWN_TEXT}",
-        found=f"text with none of them, which {said}",
-        fix="name the whole output of all ranks and of their launcher; of a slow job, record a "
-        "trace with distprof capture -- COMMAND; of one that stands still, dump the stacks of its "
-        "ranks with py-spy and name their folder",
-    )
+    unknown = table_beside(__package__, "foreign.toml")["unknown"]
+    raise InputError(str(path), **{of: text.replace("SAID", said) for of, text in unknown.items()})
 
 
 def _files(path: Path) -> list[Path]:
@@ -235,22 +224,18 @@ def refuse_chrome_trace(path: str, keys: Mapping[str, Any], categories: Collecti
         return
     named = sorted(category[:40] for category in categories if category)[:_MOST_NAMED]
     kinds = f", with events of {', '.join(named)}" if named else ""
-    tool = _tool(keys, categories)
-    raise InputError(
-        path, expected=_EXPECTED, found=f"a Chrome trace from {tool}{kinds}", fix=_RECORD
-    )
+    found = f"a Chrome trace from {_tool(keys, categories)}{kinds}"
+    raise InputError(path, expected=_EXPECTED, found=found, fix=_RECORD)
 
 
 def _tool(keys: Mapping[str, Any], categories: Collection[str]) -> str:
     """The tool that wrote a Chrome trace, recognised by what only that tool writes."""
     metadata = keys.get("metadata")
-    inner = metadata.keys() if isinstance(metadata, Mapping) else ()
-    if "viztracer_metadata" in keys or "FEE" in categories:
-        return "VizTracer"
-    if "highres-ticks" in inner:
-        return "JAX, XLA or TensorFlow"
-    if "Op" in categories:
-        return "TensorFlow"
-    if "systemTraceEvents" in keys or "clock-domain" in inner or "trace-config" in inner:
-        return "Chrome or Perfetto"
-    return "another tool"
+    named = {*keys, *(metadata if isinstance(metadata, Mapping) else ())}
+    tools = {
+        "VizTracer": "viztracer_metadata" in keys or "FEE" in categories,
+        "JAX, XLA or TensorFlow": "highres-ticks" in named,
+        "TensorFlow": "Op" in categories,
+        "Chrome or Perfetto": named & {"systemTraceEvents", "clock-domain", "trace-config"},
+    }
+    return next((tool for tool, is_shown in tools.items() if is_shown), "another tool")

@@ -44,6 +44,7 @@ _SENSORS = (
     Column("power", "power_w_mean"),
     Column("temperature", "temperature_c_max"),
 )
+_USE = (Column("busy", "gpu_utilization_ratio"), Column("memory", "memory_used_bytes"))
 
 
 def step_sensors_table(report: Report, *, show_all: bool) -> TableView | None:
@@ -72,7 +73,7 @@ def telemetry_table(report: Report, *, show_all: bool) -> TableView | None:
     notes += [f"rank {r.rank}: XID errors {', '.join(map(str, r.xid))}" for r in ranks if r.xid]
     return ranks_table(
         "Sensors",
-        (*_SENSORS, Column("busy", "gpu_utilization_ratio"), Column("memory", "memory_used_bytes")),
+        (*_SENSORS, *_USE),
         ranks,
         show_all=show_all,
         caption="over the whole run",
@@ -110,12 +111,7 @@ def devices_table(report: Report, *, show_all: bool) -> TableView | None:
             ),
             Column("name", "name", form="name", left=True, wide_only=True),
             Column("samples", "sensors.num_samples"),
-            Column("clock", "sensors.sm_clock_mhz_median"),
-            Column("slowed", "sensors.throttled_ratio"),
-            Column("power", "sensors.power_w_mean"),
-            Column("temperature", "sensors.temperature_c_max"),
-            Column("busy", "sensors.gpu_utilization_ratio"),
-            Column("memory", "sensors.memory_used_bytes"),
+            *(replace(one, shows=f"sensors.{one.shows}") for one in (*_SENSORS, *_USE)),
         ),
         first_rows(report.telemetry.devices, MAX_ROWS, show_all=show_all),
         caption="over all samples",

@@ -186,8 +186,7 @@ def _fix(nccl: NcclResult) -> str:
     off = (remark.value for remark in said(nccl, NcclRemark.GDR_OFF))
     networks = (*nccl.networks, *(way.transport for way in nccl.transports), *off)
     cards = (card for host in nccl.hosts for card in host.cards)
-    versions = (version.value for version in nccl.versions)
-    names = " ".join((*networks, *cards, *versions, *nccl.paths)).lower()
+    names = " ".join((*networks, *cards, *(v.value for v in nccl.versions), *nccl.paths)).lower()
     fitting = (maker for maker, its in SAYS["makers"].items() if re.search(its, names))
     return advice("no-gpudirect", next(fitting, "nvidia"))
 
@@ -231,13 +230,12 @@ def unused_network_cards(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:
         return
     worst = min(found, key=lambda host: (len(host.used_cards) / len(host.cards), host.host))
     idle = [card for card in worst.cards if card not in worst.used_cards]
-    more = ", …" if len(idle) > _MOST_NAMED else ""
     yield Draft(
         headline=f"NCCL uses {len(worst.used_cards)} of {len(worst.cards)} network cards of a host",
         message=(
             f"It has too few for its GPUs on {len(found)} of {len(nccl.hosts)} hosts, for example "
             f"for {worst.num_processes} GPUs on {worst.host}, where "
-            f"{', '.join(idle[:_MOST_NAMED])}{more} {'is' if len(idle) == 1 else 'are'} unused."
+            f"{few_names(idle, _MOST_NAMED)} {'is' if len(idle) == 1 else 'are'} unused."
         ),
         fix=advice("unused-network-cards"),
         confidence=Confidence.INFERRED,
