@@ -245,7 +245,8 @@ def _slowest_run(source: str, start: bytes) -> TrainingLog | None:
         other = f"run {at + 1} {units[at]}"
         note = f"{RUN}1 in the text {does} {units[0]}, {other}: they cannot be compared."
         return replace(runs[0].log, notes=(note, *runs[0].log.notes))
-    if len(runs) < 2 or len({*names}) < len(runs) or not all(times):
+    are_many = any(run.log.num_restarts and run.log.unit == "epoch" for run in runs)
+    if len(runs) < 2 or len({*names}) < len(runs) or not all(times) or are_many:
         return None  # or the program prints the names
     pairs = _pairs(names) or [(times.index(max(times)), times.index(min(times)))]
     pairs = [pair if times[pair[0]] > times[pair[1]] else pair[::-1] for pair in pairs]
