@@ -369,10 +369,11 @@ def of_the_usual_kind(found: list[Report], fewest: int = FEWEST) -> list[Report]
     """
     ranks = Counter(one.row.rank for one in found).most_common(1)
     mine = [one for one in found if one.row.rank == ranks[0][0]]
-    if len({one.number for one in mine}) < fewest:
-        return []
+    num = len({one.number for one in mine})
     mine = [one for one in mine if one.time is not None or one.rate is not None] or mine
     mine = mine[:1] + [one for before, one in pairwise(mine) if one.number != before.number]
+    if num < fewest and (num < 2 or len(mine) < 2 * FEWEST):  # two steps of each epoch
+        return []
     pairs = [*pairwise(mine)]
     rises = sum(b.number > a.number for a, b in pairs)
     starts = sum(b.number == mine[0].number for _, b in pairs)

@@ -296,8 +296,7 @@ class ReportGrammar(Grammar):
             return
         if not self._is_better(wording):
             return
-        rank = whole_number(values.get("rank"))
-        rank = prefix_rank(record[:200].decode("utf-8", "replace")) if rank is None else rank
+        rank = whole_number(values.get("rank", prefix_rank(record[:200].decode(errors="replace"))))
         is_again = last and number is not None and (last.iteration, last.rank) == (number, rank)
         if last and "whole_s" in values and ns:  # all ranks print it
             is_again = abs(self._whole_s - values["whole_s"]) < _HALF * values["whole_s"]

@@ -187,9 +187,8 @@ class BarGrammar(Grammar):
             fewest = _FEWEST_SPANS if longest.first_step >= _MIN_STEPS else 2
             spans = longest.rows if 2 * sum(row.span or 0 for row in longest.rows) > span else []
             ends = _ends(longest)
-            self.rows = ends or (len(spans) >= fewest and spans) or _whole(longest)
-            self.rows = self.rows or _printed(longest) or _whole(longest, 2)
-            self.rows = self.rows or _since_start(longest)
+            rows = ends or (len(spans) >= fewest and spans) or _whole(longest)
+            self.rows = rows or _printed(longest) or _whole(longest, 2) or _since_start(longest)
             if len(self.rows) <= _FEWEST_SPANS:
                 tried = (_rising(longest, s) for s in (_FEWEST_RISING_SECONDS, passed // _SPANS))
                 self.rows = next(filter(None, tried), self.rows)

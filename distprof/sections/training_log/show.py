@@ -456,7 +456,7 @@ def _first(log: TrainingLogResult) -> str:
 
 def _left_out(log: TrainingLogResult) -> str:
     """The first report, if it is far longer, or longer than few others: it may be what matters."""
-    is_far = (log.first_ns or 0) > _FAR_LONGER * (log.median_ns or 0)
+    is_far = log.unit == "epoch" or (log.first_ns or 0) > _FAR_LONGER * (log.median_ns or 0)
     first = _first(log).partition(", left")[0]
     is_told = first and (is_far or log.num_steady <= _FEW_REPORTS)
     return f"The first report does not count: {first}." if is_told else ""
