@@ -293,6 +293,7 @@ def _among_few(number: Int64Array, ns: Int64Array, span: Floats, grown: float) -
     """The last or first of few reports, if a wide gap parts them from the others, or growth."""
     third, at, early = len(ns) // 3, _gap(ns), _gap(ns[::-1], FEWEST_FEW)
     is_early = len(ns) < 5 * early < 5 * len(ns) and not at  # a few fast ones are the exception
+    is_early = is_early and np.diff(number)[-early] <= 2 * np.median(np.diff(number))
     is_early = is_early and ns[:-early].min() > FAR_LONGER * ns[-early:].max()
     still = ns[at:]  # after a step, it may grow
     if len(still) >= 2 * FEWEST_GROWING and _kendall(still) >= MIN_KENDALL:
