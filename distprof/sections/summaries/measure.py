@@ -222,6 +222,7 @@ _KERNEL = re.compile(r"[<(]|::|(?i:kernel|gemm|mem(?:cpy|set)|nccl)|triton_|^Cij
 _RANGES = (_STEP, "Call CompiledFxGraph", "Optimizer.", "nn.Module")
 _TABLE = table_beside(__package__, "known.toml")
 _WORK = [(what, re.compile(name)) for what, name in _TABLE["kernel"].items()]
+_SPANS = 10  # Spans are this many times as long as kernels.
 _ROUNDED = 1.02  # Sums of rounded times exceed their whole by no more.
 
 
@@ -303,9 +304,13 @@ def _ranges(table: OperatorTable) -> set[TableOperator]:
     around = {row for row in alone if row.name.startswith(_RANGES) or row.name in host}
     around |= {row for row in alone if row.device_ns > _ROUNDED * row.self_device_ns}
     listed = sum(row.self_device_ns for row in alone) - sum(r.self_device_ns for r in around)
+    kernels = [row for row in alone if _KERNEL.search(row.name)]
+    long_ns = max((row.self_device_ns / max(row.num_calls, 1) for row in kernels), default=0)
+    is_more = listed > _ROUNDED * (table.self_device_ns or listed)
     for row in alone:
+        is_long = is_more and row.self_device_ns > _SPANS * long_ns * max(row.num_calls, 1)
         is_over = listed > _ROUNDED * (table.self_device_ns or listed)
-        if is_over and row not in around and not _KERNEL.search(row.name):
+        if (is_over or is_long) and row not in around and not _KERNEL.search(row.name):
             around.add(row)
             listed -= row.self_device_ns
     return around
