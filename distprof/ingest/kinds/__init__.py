@@ -7,7 +7,7 @@ source is either a separate run without ranks, or it accompanies a recording (``
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from itertools import chain
@@ -22,6 +22,7 @@ from distprof.errors import InputError
 from distprof.ingest.assemble import assemble_run
 from distprof.ingest.files import holds_traces
 from distprof.run.run import ANOTHER_JOB, Run
+from distprof.units import few_names
 
 
 class Evidence(Protocol):
@@ -94,11 +95,13 @@ def _difference(run: Run, content: Any) -> str:
         return f"it had {world_size} ranks, the recorded job {known}"
     hosts, recorded = getattr(content, "hosts", ()), {r.host for r in run.ranks if r.host}
     if hosts and recorded and not {_short(name) for name in hosts} & set(map(_short, recorded)):
-        return f"it ran on {_first(hosts)}, the recorded job on {_first(recorded)}"
+        ran, known_as = (few_names(sorted(each), 1) for each in (hosts, recorded))
+        return f"it ran on {ran}, the recorded job on {known_as}"
     versions = {_release(version) for version in getattr(content, "versions", ())} - {""}
     traced = {_release(rank.versions.get("nccl", "")) for rank in run.ranks} - {""}
     if versions and traced and not versions & traced:
-        return f"it used NCCL {_first(versions)}, the recorded job {_first(traced)}"
+        used, known_as = (few_names(sorted(each), 1) for each in (versions, traced))
+        return f"it used NCCL {used}, the recorded job {known_as}"
     return ""
 
 
@@ -111,12 +114,6 @@ def _release(version: str) -> str:
     """``2.20.5`` of ``2.20.5+cuda12.4``; empty if it does not start with three numbers."""
     match = re.match(r"\d{1,4}\.\d{1,4}\.\d{1,4}", version)
     return match[0] if match else ""
-
-
-def _first(names: Iterable[str]) -> str:
-    """The first name in sorted order, and how many others there are."""
-    first, *more = sorted(names)
-    return f"{first} and {len(more)} more" if more else first
 
 
 def keep(run: Run, content: Evidence, notes: Literal["damaged", "assumed"] | None) -> Run:

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from msgspec.structs import replace
 
-from distprof.bounds import Bound, expanded, patterns_beside
+from distprof.bounds import Bound, expanded, patterns_beside, table_beside
 from distprof.errors import InputError, UsageError
 from distprof.ingest.discovery import ranks_in_names
 from distprof.ingest.files import (
@@ -43,8 +43,11 @@ TRAINING_BOUND = Bound(
     reads="a log of a training program", num_bytes=1 << 38, rows=500_000, beyond="skipped"
 )
 
-# of what Hugging Face's Trainer saves, such as trainer_state.json
-_TRAINER_SIGNS = (b'"log_history": [', b'"train_runtime": ')
+
+def _has_sign(start: bytes, of: str) -> bool:
+    return any(
+        sign.encode() in start for sign in table_beside(__package__, "logs.toml")["signs"][of]
+    )
 
 
 def fits_training_log(source: str, *, least: int = 1) -> bool:
@@ -63,7 +66,7 @@ def _holds_iterations(source: str, least: int, *, is_text: bool, keeps_labels: b
             return False
         with opened(source, keeps_labels=keeps_labels) as stream:
             start = unwrapped(read_some(stream, _SMALL)[0])
-            is_saved = any(sign in start for sign in _TRAINER_SIGNS)
+            is_saved = _has_sign(start, "trainer")
             if is_saved or (is_text and not begins_object(start)):
                 start += read_some(stream, SNIFFED_BYTES - len(start))[0]
     except (*DAMAGE, ImportError):
@@ -99,8 +102,6 @@ NCCL_BOUND = Bound(
 _MAX_FILES_CHECKED = 8  # for training iterations
 _NCCL_BYTES = 1 << 22
 _HOW = patterns_beside(__package__, "logs.toml")
-_TEST_SIGNS = (b"busbw", b"# Avg bus bandwidth", b"#  Rank ", b"#   Rank ")
-_INITIALISATION_SIGNS = (b"NCCL INFO Bootstrap", b"NCCL INFO Channel ", b"NCCL INFO NET/")
 
 
 def fits_nccl_log(source: str) -> bool:
@@ -139,7 +140,7 @@ def read_nccl_log(source: str) -> NcclLog:
 
 def _tested(log: NcclLog, start: bytes) -> NcclLog:
     """The log with what nccl-tests measured, and the hosts that it lists."""
-    if not any(sign in start for sign in _TEST_SIGNS):
+    if not _has_sign(start, "test"):
         return log
     from distprof.ingest.fabric import best_of_test
 
@@ -188,7 +189,7 @@ def _is_nccl_log(path: str) -> bool:
     if begins_object(start):
         return False
     if all(sign in start for sign in machine.TEST_SIGNS) or b"float     sum " in start:
-        return any(sign in start for sign in _INITIALISATION_SIGNS)
+        return _has_sign(start, "initialisation")
     text = start.decode("latin-1")
     names = ("nccl_line",) if _HOW["speeds"].search(text) else ("nccl_line", "nccl_version")
     return any(_HOW[name].search(text) for name in names)
@@ -235,8 +236,6 @@ def fits_nccl_settings(source: str) -> bool:
     is_test = all(sign in start for sign in machine.TEST_SIGNS[1:])
     if b"NCCL_" not in start or is_test or not _settings(start) or _is_nccl_log(source):
         return False
-    from distprof.ingest.recognise import foreign_format
-
     other = foreign_format("", start)  # what was measured says more than how it was started
     restricts = any(map(_HOW["restricting"].fullmatch, map("=".join, _settings(start).items())))
     rates = ("{got}", "{tool}", "a bandwidth of", "output of nccl-tests, cut")
@@ -287,14 +286,6 @@ DEVICE_BOUND = Bound(
 _DEVICE_BYTES = 1 << 20
 _SNIFFED_JSON = 1 << 14
 _NEVER = (".pkl", ".parquet", ".tar", ".zip", ".py", ".toml", ".md")
-_WORDS = (
-    b"NCCL INFO",
-    b"NCCL WARN",
-    b"traceEvents",
-    b'"ph":',
-    b'"distprof.',
-    b"# Avg bus bandwidth",
-)  # of other kinds of files
 
 
 def fits_device_log(source: str) -> bool:
@@ -334,7 +325,7 @@ def _content(path: str) -> str:
     """``samples``, ``errors`` or empty, by the name and the beginning of the file."""
     start = b"" if path.lower().endswith(_NEVER) else beginning(path, _DEVICE_BYTES)
     is_test = all(sign in start for sign in machine.TEST_SIGNS) or b"P2P=Enabled" in start
-    if not start or b"\0" in start[:4096] or is_test or any(word in start for word in _WORDS):
+    if not start or b"\0" in start[:4096] or is_test or _has_sign(start, "others"):
         return ""
     from distprof.ingest.sensors import content_of, holds_tables
     from distprof.ingest.sensors.collect import JOURNAL, is_amd_json

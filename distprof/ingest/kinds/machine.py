@@ -161,6 +161,7 @@ class _Block(msgspec.Struct):
         if known < width and known + 1 >= len(cells) and self.num_missing_gpus == 1:  # cut off
             cells, known = [*cells[:known], *self._column(name)[known:]], width
         if known == width:
+            cells = ["" if cell == "N/A" else cell for cell in cells]
             self.rows[name] = cells[:width]
             self.affinity[name] = cells[width:]
 
@@ -196,25 +197,20 @@ class _Block(msgspec.Struct):
             gpus=tuple(gpus),
             cards=tuple(self.card_names.get(name, name) for name in cards),
             links=links,
-            cpus=tuple(_cell(self.affinity[name], 0) for name in gpus),
-            numa=tuple(_cell(self.affinity[name], 1) for name in gpus),
+            cpus=tuple("".join(self.affinity[name][:1]) for name in gpus),
+            numa=tuple("".join(self.affinity[name][1:2]) for name in gpus),
             num_cut=self.num_cut,
         )
 
     def _row(self, name: str, order: Sequence[int]) -> tuple[str, ...]:
         """A row in the order of devices; a card without a row gets the links in the GPUs' rows."""
         row = self.rows.get(name) or self._column(name)
-        return tuple("" if row[column] == "N/A" else row[column] for column in order)
+        return tuple(row[column] for column in order)
 
     def _column(self, name: str) -> list[str]:
         """What the rows say of a device: a path is the same both ways."""
         at = self.names.index(name)
         return [self.rows[other][at] if other in self.rows else "" for other in self.names]
-
-
-def _cell(cells: Sequence[str], index: int) -> str:
-    text = cells[index] if index < len(cells) else ""
-    return "" if text == "N/A" else text
 
 
 def _join(run: Run, shown: Machines) -> Run:

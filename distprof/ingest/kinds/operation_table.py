@@ -230,34 +230,19 @@ def _check(path: str, present: Counter[str], rows: int) -> None:
     missing = [name for name in COLUMNS if name not in present]
     known = ", ".join(sorted(present)[:20]) or "none"
     most = rows if BOUND.rows is None else BOUND.rows
-    for is_wrong, expected, found, fix in (
-        (
-            twice,
-            "one column of each name",
-            f"{present[twice]} columns {twice}",
-            f"check which one is meant, and {_WRITE_AGAIN}",
-        ),
-        (
-            missing,
-            _LAYOUT,
-            f"no {', '.join(missing)}; columns present: {known[:300]}",
-            "name an operation table; to analyse a run directory, name its folder",
-        ),
-        (
-            rows == 0,
-            "one row per operation",
-            "a table without rows",
-            "check that the program that wrote it recorded a step",
-        ),
-        (
-            rows > most,
-            f"at most {most:,} operations",
-            f"{rows:,}",
-            "write fewer steps into one table: a few dozen are enough",
-        ),
-    ):
-        if is_wrong:
-            raise InputError(path, expected=expected, found=found, fix=fix)
+    if twice:
+        fix = f"check which one is meant, and {_WRITE_AGAIN}"
+        refusing("one column of each name", fix)(path, f"{present[twice]} columns {twice}")
+    if missing:
+        fix = "name an operation table; to analyse a run directory, name its folder"
+        found = f"no {', '.join(missing)}; columns present: {known[:300]}"
+        refusing(_LAYOUT, fix)(path, found)
+    if not rows:
+        fix = "check that the program that wrote it recorded a step"
+        refusing("one row per operation", fix)(path, "a table without rows")
+    if rows > most:
+        fix = "write fewer steps into one table: a few dozen are enough"
+        refusing(f"at most {most:,} operations", fix)(path, f"{rows:,}")
 
 
 # Values -------------------------------------------------------------------------------------------

@@ -628,8 +628,6 @@ def _sentence_pairs(
             elif pending in found:
                 pending = None
             continue
-        if pending and len(values) == len(counts) + 1 and values[0].at < counts[0][2]:
-            counts = [(pending[1], pending[0], -1), *counts]
         each = [*zip(counts, values, strict=False)]
         if len(counts) != len(values):
             links = (_PATTERNS["linked"].match(line, value.end) for value in values)

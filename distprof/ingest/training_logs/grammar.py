@@ -127,10 +127,8 @@ class Grammar(msgspec.Struct):
             self.add_timers({name: ns for name, ns in found.items() if ns is not None})
 
     def _add_timer(self, values: TimerValues, index: int, ns: int) -> None:
-        """Add a value, or replace an earlier one of the same report."""
-        if values.report and values.report[-1] == index:
-            values.ns[-1] = ns
-        elif self.num_timer_values < MAX_TIMER_VALUES and not self.is_full:
+        """Add a value; of several of one report, the last one counts."""
+        if self.num_timer_values < MAX_TIMER_VALUES and not self.is_full:
             values.report.append(index)
             values.ns.append(ns)
             self.num_timer_values += 1

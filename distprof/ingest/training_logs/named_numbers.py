@@ -17,7 +17,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
-from itertools import accumulate, islice, pairwise
+from itertools import islice, pairwise
 from statistics import median
 from typing import Any
 
@@ -92,23 +92,18 @@ def _phases(text: bytes) -> Iterator[tuple[str, float, bool]]:
 
 
 def _listed(text: bytes) -> list[tuple[str, float, bool]]:
-    """Parts of iterations, and their sum, if lists tell their times and shares of it."""
-    told: list[dict[str, tuple[float, float]]] = [{}]
+    """Parts of an iteration, and their sum, if a list tells their times and shares of it."""
+    told: dict[str, tuple[float, float]] = {}
     for one in islice(_PATTERNS["listed"].finditer(text), MAX_KEPT):
         name, share, (time, _) = one["name"].decode(), float(one["share"]), time_in(one)
-        if name in told[-1]:
-            told.append({})
         if time and share:
-            told[-1][name] = time, share
-    sums = [sum(share for _, share in parts.values()) for parts in told]
-    if len(told[0]) < FEWEST or not _LEAST_LISTED < min(sums) <= max(sums) <= _MOST_LISTED:
+            told[name] = time, share
+    whole = sum(share for _, share in told.values())
+    if len(told) < FEWEST or not _LEAST_LISTED < whole <= _MOST_LISTED:
         return []
-    found = []
-    for parts in told:
-        longest, share = max(parts.values())
-        found += [(name, time, True) for name, (time, _) in parts.items()]
-        found.append(("", 100 * longest / share, True))
-    return found
+    longest, share = max(told.values())
+    parts = [(name, time, True) for name, (time, _) in told.items()]
+    return [*parts, ("", 100 * longest / share, True)]
 
 
 class PhasesGrammar(Grammar):
@@ -377,11 +372,7 @@ def of_the_usual_kind(found: list[Report], fewest: int = FEWEST) -> list[Report]
     pairs = [*pairwise(mine)]
     rises = sum(b.number > a.number for a, b in pairs)
     starts = sum(b.number == mine[0].number for _, b in pairs)
-    if rises + min(starts, rises / 2) >= 0.8 * len(pairs):
-        return mine
-    tops = accumulate((one.number for one in mine), max)  # evaluations are between
-    later = mine[:1] + [one for top, one in zip(tops, mine[1:], strict=False) if one.number > top]
-    return later if len(later) > 0.6 * len(mine) else []
+    return mine if rises + min(starts, rises / 2) >= 0.8 * len(pairs) else []
 
 
 def per_number(found: list[Report]) -> list[float | None]:

@@ -97,14 +97,10 @@ class Wording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     note_of_whole: str = ""  # The same if `whole` makes the reports.
 
 
-class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    report: tuple[Wording, ...]
-
-
 @cache
 def wordings() -> tuple[Wording, ...]:
     """All rows of the table; the first program wins a tie."""
-    return msgspec.convert(table_beside(__package__, "reports.toml"), _Table).report
+    return msgspec.convert(table_beside(__package__, "reports.toml")["report"], tuple[Wording, ...])
 
 
 @cache
@@ -383,13 +379,12 @@ class Reports:
     def __init__(self) -> None:
         programs = dict.fromkeys(row.program for row in wordings())
         self.grammars = {name: ReportGrammar(name=name) for name in programs}
-        self._signs = _signs()
 
     def take(self, block: bytes) -> None:
         """Read a block of whole lines."""
         if block.count(_SAMPLES) > block.count(_TIME):
             block = _PATTERNS["wrapped"].sub(_joined, block)
-        for start, end, wording in _lines(block, self._signs):
+        for start, end, wording in _lines(block):
             grammar = self.grammars[wording.program]
             line = None if grammar.is_full else _compiled(wording.line).match(block, start, end)
             if line is not None:
@@ -447,10 +442,10 @@ def _phases(wording: Wording, record: bytes, line: re.Match[bytes]) -> dict[str,
     return found
 
 
-def _lines(block: bytes, signs: Signs[Wording]) -> Iterator[tuple[int, int, Wording]]:
+def _lines(block: bytes) -> Iterator[tuple[int, int, Wording]]:
     """Start and end of each line with a sign, once for each wording."""
     seen: dict[str, int] = {}
-    for at, wording in signs.find(block):
+    for at, wording in _signs().find(block):
         if at < seen.get(wording.line, -1):
             continue
         start, end = line_around(block, at, _MAX_LINE)

@@ -74,11 +74,11 @@ def measure_step_log(records: RankRecords) -> StepLog | None:
         last_step=int(log["step"].max()),
         num_steps=len(log),
         num_plain=int(plain.sum()),
-        median_ns=_median(usual),
-        p95_ns=_p95(usual),
+        median_ns=_percentile(usual),
+        p95_ns=_percentile(usual, 95),
         cv=_cv(usual),
         gpu_behind_ratio=float(behind.mean()) if len(behind) else None,
-        traced_median_ns=_median(duration[traced]),
+        traced_median_ns=_percentile(duration[traced]),
         tokens_per_s=_rate(log["tokens"], duration, plain),
         samples_per_s=_rate(log["samples"], duration, plain),
         input_ratio=_input_ratio(phases, int(duration[plain].sum())),
@@ -121,10 +121,10 @@ def combine_step_logs(
     return StepLogResult(
         num_steps=max(row.last_step for row in rows) - min(row.first_step for row in rows) + 1,
         last_step=min(row.last_step for row in rows),
-        median_ns=_median(plain),
-        p95_ns=_p95(plain),
+        median_ns=_percentile(plain),
+        p95_ns=_percentile(plain, 95),
         cv=_cv(plain),
-        traced_median_ns=_median(traced),
+        traced_median_ns=_percentile(traced),
         tokens_per_s=_total([row.tokens_per_s for row in rows]),
         samples_per_s=_total([row.samples_per_s for row in rows]),
         input_ratio=_mean([row.input_ratio for row in rows]),
@@ -177,12 +177,12 @@ def _late_on_gpus(
     return find_late_gpus(records, dict(zip(step, duration, strict=True)), job)
 
 
-def _median(values: Int64Array) -> int | None:
-    return int(np.median(values)) if len(values) else None
+def _percentile(values: Int64Array, percent: int = 50) -> int | None:
+    return int(np.percentile(values, percent)) if len(values) else None
 
 
 def _median_count(values: Int64Array) -> int | None:
-    return _median(values[values >= 0])
+    return _percentile(values[values >= 0])
 
 
 def _all_ranks(counts: Sequence[int | None]) -> int | None:
@@ -206,10 +206,6 @@ def _shared_durations(logs: Sequence[StepLog]) -> tuple[Int64Array, Int64Array]:
     np.minimum.at(shortest, index, np.concatenate([log.duration_ns for log in logs]))
     kept = plain & (count == len(logs))
     return distinct[kept], shortest[kept]
-
-
-def _p95(values: Int64Array) -> int | None:
-    return int(np.percentile(values, 95)) if len(values) else None
 
 
 def _cv(values: Int64Array) -> float | None:

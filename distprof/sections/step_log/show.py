@@ -110,10 +110,11 @@ def _traced_text(log: StepLogResult) -> str:
 
 def _throughput_text(log: StepLogResult) -> str:
     rates = ((log.tokens_per_s, "tokens/s"), (log.samples_per_s, "samples/s"))
-    return " · ".join(f"{_short(rate)} {unit}" for rate, unit in rates if rate is not None)
+    return " · ".join(f"{format_rate(rate)} {unit}" for rate, unit in rates if rate is not None)
 
 
-def _short(rate: float) -> str:
+def format_rate(rate: float) -> str:
+    """For example ``3.93`` and ``4,026``."""
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 

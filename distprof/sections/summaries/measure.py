@@ -36,6 +36,7 @@ from distprof.sections.summaries import (
     TableRow,
 )
 from distprof.terms import CollectiveKind
+from distprof.units import fill
 
 CLEAR_RATIO = 0.5
 """A rank is named if the collectives in which it arrives last hold this share of all waiting."""
@@ -127,10 +128,7 @@ def _ranks(
 
 def _limits(classes: list[SummarisedClass]) -> tuple[str, ...]:
     missing = sum(not one.is_compared for one in classes)
-    said = (
-        f"In {missing:,} of {len(classes):,} classes ranks cannot be compared: some members have "
-        "no row, or may finish before others have begun."
-    )
+    said = fill(_TABLE["say"]["not compared"], missing=missing, classes=len(classes))
     return (said,) * bool(missing)
 
 
@@ -222,10 +220,8 @@ _OPERATORS = ("aten::", "autograd::", "c10d::", "nccl:", "record_param_comms", "
 _COLLECTIVES = ("nccl:", "c10d::", "record_param_comms")  # All repeat the times of kernels.
 _KERNEL = re.compile(r"[<(]|::|(?i:kernel|gemm|mem(?:cpy|set)|nccl)|triton_|^Cijk_")
 _RANGES = (_STEP, "Call CompiledFxGraph", "Optimizer.", "nn.Module")
-_WORK = [
-    (what, re.compile(name))
-    for what, name in table_beside(__package__, "known.toml")["kernel"].items()
-]
+_TABLE = table_beside(__package__, "known.toml")
+_WORK = [(what, re.compile(name)) for what, name in _TABLE["kernel"].items()]
 _SPANS = 10  # Spans are this many times as long as kernels.
 _ROUNDED = 1.02  # Sums of rounded times exceed their whole by no more.
 

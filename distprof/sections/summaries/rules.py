@@ -10,7 +10,7 @@ from distprof.escape import shorten
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.summaries import COLLECTIVES, OperatorTableResult, TablePart
 from distprof.terms import Severity
-from distprof.units import format_duration, format_ratio
+from distprof.units import fill, format_duration, format_ratio
 
 _TABLE = table_beside(__package__, "known.toml")["communication"]
 _MOST_NAMED = 4
@@ -31,10 +31,8 @@ def communication_by_operator_table(table: OperatorTableResult, limits: Limits) 
     share = sum(part.ratio for part in parts)
     if not parts or share <= limits["share"]:
         return
-    message = (
-        f"Most is {_said(parts[0])}{' and others' if len(parts) > 1 else ''}, of "
-        f"{format_duration(table.self_device_ns)}. "
-    )
+    part = _said(parts[0]) + " and others" * (len(parts) > 1)
+    message = fill(_TABLE["part"], part=part, whole=table.self_device_ns)
     gathers = any(part.kind in ("all_gather", "reduce_scatter") for part in parts)
     fix = _TABLE["trace"] + _TABLE["sharded"] * gathers
     if table.rows and all(row.kind in COLLECTIVES and row.num_calls for row in table.rows):
@@ -42,8 +40,7 @@ def communication_by_operator_table(table: OperatorTableResult, limits: Limits) 
         fix = _TABLE["kernels"]
     yield Draft(
         headline=f"Collectives take {format_ratio(share)} of the GPU's time",
-        message=f"{message}How much of it overlaps with computation or waits for other ranks, "
-        "this table does not show.",
+        message=message + _TABLE["overlap"],
         fix=fix,
         evidence=("operator_table.parts",),
     )

@@ -340,8 +340,6 @@ def _exactly(ns: Int64Array, low: int, high: int) -> NDArray[np.bool_]:
     """Mask of the slow reports, whose bounds are those of blocks until here."""
     at = np.arange(len(ns))
     inside = (at >= low) & (at < high)
-    if inside.all():
-        return inside
     slow = ns > (float(np.median(ns[inside])) * float(np.median(ns[~inside]))) ** 0.5
     while low > 0 and slow[low - 1]:
         low -= 1

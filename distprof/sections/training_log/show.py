@@ -14,6 +14,7 @@ from distprof.ingest.training_logs.grammar import AGAIN, AXES, OF_THE_JOB, RUN, 
 from distprof.sections.base import VerdictText
 from distprof.sections.nccl.show import jobs_fact, nccl_verdict, told
 from distprof.sections.parts import is_recorded
+from distprof.sections.step_log.show import format_rate
 from distprof.sections.summaries.show import scaling_lines
 from distprof.sections.table import Bar, Column, TableView, counted, facts_table, rows_table
 from distprof.sections.training_log import (
@@ -120,7 +121,7 @@ def ideal_sentence(log: TrainingLogResult) -> str:
 
 def rate_text(log: TrainingLogResult) -> str:
     """Throughput as far as known, for example ``3.93 samples/s · 4,026 tokens/s``."""
-    return " · ".join(f"{_plain(rate)} {unit}" for rate, unit in _rates(log))
+    return " · ".join(f"{format_rate(rate)} {unit}" for rate, unit in _rates(log))
 
 
 def _rates(log: TrainingLogResult) -> list[tuple[float, str]]:
@@ -133,10 +134,6 @@ def _rates(log: TrainingLogResult) -> list[tuple[float, str]]:
         (log.tflops, "TFLOP/s per GPU"),
     )
     return [(rate, unit) for rate, unit in rates if rate is not None]
-
-
-def _plain(rate: float) -> str:
-    return f"{rate:,.0f}" if rate >= 1_000 else f"{rate:.3g}"
 
 
 def _what(log: TrainingLogResult) -> str:
@@ -341,7 +338,7 @@ def _slower_rate(log: TrainingLogResult) -> str:
     slow, rates = log.slow_rate, _rates(log)
     if slow is None or not rates:
         return ""
-    now, usual = (_plain(1e9 / ns) for ns in (slow.duration_ns, slow.usual_ns))
+    now, usual = (format_rate(1e9 / ns) for ns in (slow.duration_ns, slow.usual_ns))
     change = f"from {usual} to {now} {rates[0][1]}"
     if slow.is_gradual:
         return f"Throughput falls more and more, {change}."
