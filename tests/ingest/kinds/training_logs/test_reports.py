@@ -131,7 +131,7 @@ UNKNOWN = {
     "no unit at all": ("iter {n} loss=2.0 time={t}", 411.0),
     "a rate": ("step={i} samples/s=128.5 it/s: 2.5 loss: 1.0", 400.0),
     "only the lines' times": ("{at},000 INFO iteration {n}: train loss 2.81", 400.0),
-    "time of ten steps": ("{at} step {n}: loss 2.1, time: 3.9{i}s", 400.0),
+    "time of ten steps": ("{at} step {n}: loss 2.1, time: 3.9{i}s", 391.0),
     "time since the start": ("Batch {n}, elapsed: {at:.0}{n}.0 s, loss 2.1", 1000.0),
     "ranks": ("[rank3]: step {i} loss 2.0 step time: {t} s", 411.0),
 }
