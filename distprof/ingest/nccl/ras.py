@@ -18,6 +18,7 @@ from typing import Annotated
 import msgspec
 from msgspec.structs import replace
 
+from distprof.artefacts.record import grouped
 from distprof.bounds import num_parts, patterns_beside, table_beside
 from distprof.run.evidence import RasGroup, RasLaunches, RasRank, RasStatus, RasTrouble
 
@@ -321,9 +322,7 @@ def _launches(one: _Communicator) -> list[RasLaunches]:
     """Launch counts of operations that ranks have launched different numbers of, highest first."""
     made = []
     for operation in sorted({name for rank in one.ranks for name in rank.collective_counts}):
-        by_count: dict[int, list[_Rank]] = {}
-        for rank in one.ranks:
-            by_count.setdefault(rank.collective_counts.get(operation, 0), []).append(rank)
+        by_count = grouped((rank.collective_counts.get(operation, 0), rank) for rank in one.ranks)
         if len(by_count) > 1:
             made += [
                 RasLaunches(
