@@ -168,14 +168,12 @@ class _Text:
 
     def _launch(self, count: int, *, num_ranks: int = 0, ranks: tuple[RasRank, ...] = ()) -> None:
         each = self.launches.setdefault((self._communicator, self._operation), {})
-        known = each.get(count)
-        if known is None:
-            known = RasLaunches(
-                communicator=self._communicator,
-                size=self._size,
-                operation=self._operation,
-                launched=count,
-            )
+        known = each.get(count) or RasLaunches(
+            communicator=self._communicator,
+            size=self._size,
+            operation=self._operation,
+            launched=count,
+        )
         each[count] = replace(
             known, num_ranks=known.num_ranks + num_ranks, ranks=(*known.ranks, *ranks)
         )

@@ -40,7 +40,6 @@ class Unit(msgspec.Struct, frozen=True):
     kind: str  # GPUs of one kind are compared: those of the same name, or those of all ranks.
     # Figures of the analysed steps if known, otherwise of the whole run.
     figures: WindowSensors | RankTelemetry
-    is_in_steps: bool  # Whether the figures are those of the analysed steps.
 
     @property
     def is_sure(self) -> bool:
@@ -51,7 +50,7 @@ class Unit(msgspec.Struct, frozen=True):
     def is_busy(self) -> bool:
         """Whether it was busy while sampled, so that a low clock is meaningful."""
         used = self.figures.gpu_utilization_ratio
-        return self.is_in_steps if used is None else used >= MIN_BUSY
+        return isinstance(self.figures, WindowSensors) if used is None else used >= MIN_BUSY
 
 
 def units_of(telemetry: TelemetryResult) -> list[Unit]:
@@ -59,13 +58,7 @@ def units_of(telemetry: TelemetryResult) -> list[Unit]:
     if telemetry.is_missing:
         raise InsufficientEvidenceError(NO_SENSORS)
     units = [
-        Unit(
-            rank=row.rank,
-            device="",
-            kind="",
-            figures=row.in_steps or row,
-            is_in_steps=row.in_steps is not None,
-        )
+        Unit(rank=row.rank, device="", kind="", figures=row.in_steps or row)
         for row in telemetry.ranks
     ]
     units += [
@@ -74,7 +67,6 @@ def units_of(telemetry: TelemetryResult) -> list[Unit]:
             device=name_of_device(device.host, device.index, device.bus_id, device.uuid),
             kind=device.name or device.file,
             figures=device.sensors,
-            is_in_steps=False,
         )
         for device in telemetry.devices
     ]
@@ -240,7 +232,8 @@ def throttled_device(
         left = [unit for unit in left if id(unit) not in ids]
         most = format_ratio(max(_share(unit, reasons) for unit in gpus))
         names = sorted({r for unit in gpus for r in unit.figures.throttle_reasons if r in reasons})
-        when = "of the analysed steps" if all(u.is_in_steps for u in gpus) else "of the recording"
+        are_in_steps = all(isinstance(unit.figures, WindowSensors) for unit in gpus)
+        when = "of the analysed steps" if are_in_steps else "of the recording"
         several = "are" if len(gpus) > 1 else "is"
         if len(gpus) > 1:
             cause = cause.replace("its ", "their ")
