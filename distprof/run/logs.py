@@ -392,7 +392,7 @@ class OutputEvent(msgspec.Struct, frozen=True, kw_only=True):
         text = self.fields.get("ranks", "")
         spans = re.findall(r"(?:task:|(?<![\w:.]))(\d{1,7})(?:-(\d{1,7}))?(?!\d)", text, re.ASCII)
         ends = ((int(first), int(last or first)) for first, last in spans)
-        return tuple(n for a, b in ends for n in range(a, min(b, a + 1023) + 1))
+        return tuple(sorted({n for a, b in ends for n in range(a, min(b, a + 4096) + 1)}))
 
 
 class OutputStack(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ by communicator size. If several communicators have the same size, the members o
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import msgspec
 
@@ -133,18 +133,14 @@ class Communicators:
     def world_ranks(self, made: tuple[NcclCommunicator, ...]) -> dict[int, int]:
         """Process to its rank in the largest communicator, if that rank is unambiguous."""
         largest = max((one.num_ranks for one in made), default=0)
-        holders: dict[int, set[int]] = defaultdict(set)
-        for one in made:
-            for member in one.members if one.num_ranks == largest else ():
-                holders[member.rank].add(member.process)
-        candidates: dict[int, set[int]] = defaultdict(set)
-        for rank, processes in holders.items():
-            for process in processes:
-                candidates[process].add(rank if len(processes) == 1 else _NO_ONE)
+        members = (member for one in made if one.num_ranks == largest for member in one.members)
+        pairs = {(member.rank, member.process) for member in members}
+        of_rank = Counter(rank for rank, _ in pairs)
+        of_process = Counter(process for _, process in pairs)
         return {
-            process: next(iter(ranks))
-            for process, ranks in candidates.items()
-            if len(ranks) == 1 and _NO_ONE not in ranks and process >= 0
+            process: rank
+            for rank, process in pairs
+            if of_rank[rank] == of_process[process] == 1 and process >= 0
         }
 
     def _initialised(self, process: int, writer: _Writer, event: Initialised) -> None:

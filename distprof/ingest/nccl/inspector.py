@@ -11,7 +11,7 @@ Source: NVIDIA/nccl, ``ext-profiler/inspector`` (``README.md``, ``inspector.cc``
 from __future__ import annotations
 
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -90,14 +90,6 @@ class _Line(msgspec.Struct, frozen=True):
     dump_stats: _Stats | None = None
 
 
-class _Classes(msgspec.Struct):
-    """Counters of the classes."""
-
-    made: list[tuple[int, CollectiveKind, int]] = msgspec.field(default_factory=list)
-    num_records: list[int] = msgspec.field(default_factory=list)
-    total_us: list[float] = msgspec.field(default_factory=list)
-
-
 class Inspection:
     """Content of all files. Memory is bounded by the constants above.
 
@@ -114,7 +106,9 @@ class Inspection:
         self._members: dict[tuple[int, int, str, int], int] = {}
         self._member_of: dict[tuple[_Header, str, int], int] = {}
         self._class_of: dict[tuple[int, str, int], int] = {}
-        self._classes = _Classes()
+        self._classes: list[tuple[int, CollectiveKind, int]] = []
+        self._records_of = Counter[int]()
+        self._us_of: dict[int, float] = defaultdict(float)
         self._blocks: list[tuple[NDArray[Any], ...]] = []
         self._num_rows = 0
         self._one_in = 1
@@ -149,7 +143,7 @@ class Inspection:
         table = dict(zip((name for name, _ in _DTYPES), columns or empty, strict=True))
         left_out = [f"{what}: {count:,}." for what, count in self._left_out.items()]
         return InspectorLog(
-            classes=tuple(self._class(index) for index in range(len(self._classes.made))),
+            classes=tuple(self._class(index) for index in range(len(self._classes))),
             members=members,
             table=Table(INSPECTED, table),
             sampled_one_in=self._one_in,
@@ -234,12 +228,10 @@ class Inspection:
         key = (communicator, name, size)
         index = self._class_of.get(key)
         if index is None:
-            if len(self._classes.made) >= MAX_CLASSES:
+            if len(self._classes) >= MAX_CLASSES:
                 return -1
-            index = self._class_of[key] = len(self._classes.made)
-            self._classes.made.append((communicator, collective_kind(name[:_MAX_NAME]), size))
-            self._classes.num_records.append(0)
-            self._classes.total_us.append(0.0)
+            index = self._class_of[key] = len(self._classes)
+            self._classes.append((communicator, collective_kind(name[:_MAX_NAME]), size))
         return index
 
     def _add(self, rows: list[tuple[int, int, int, int, float]]) -> None:
@@ -249,8 +241,8 @@ class Inspection:
         times, durations = np.array(at, np.int64), np.array(micros, np.float64)
         for one in np.unique(classes).tolist():
             mine = classes == one
-            self._classes.num_records[one] += int(mine.sum())
-            self._classes.total_us[one] += float(durations[mine].sum())
+            self._records_of[one] += int(mine.sum())
+            self._us_of[one] += float(durations[mine].sum())
         self.num_records += len(rows)
         first, last = int(times.min()), int(times.max())
         self._first_us = first if self._first_us is None else min(self._first_us, first)
@@ -280,7 +272,7 @@ class Inspection:
         """Mask of the collectives in the sample, which depends on communicator, kind and number."""
         if self._one_in == 1:
             return np.ones(len(classes), bool)
-        made = self._classes.made
+        made = self._classes
         salt = np.array(
             [self._hashes[place] * 16 + int(kind) for place, kind, _ in made], np.uint64
         )
@@ -291,7 +283,7 @@ class Inspection:
         return chosen
 
     def _class(self, index: int) -> InspectedClass:
-        place, kind, size = self._classes.made[index]
+        place, kind, size = self._classes[index]
         shape = self._shapes[place]
         return InspectedClass(
             communicator=place,
@@ -300,8 +292,8 @@ class Inspection:
             num_bytes=size,
             num_ranks=shape.n_ranks,
             num_nodes=shape.nnodes if 0 < shape.nnodes <= shape.n_ranks else 0,
-            num_records=self._classes.num_records[index],
-            total_ns=round(self._classes.total_us[index] * 1e3),
+            num_records=self._records_of[index],
+            total_ns=round(self._us_of[index] * 1e3),
         )
 
     def _named_members(self) -> tuple[InspectedMember, ...]:

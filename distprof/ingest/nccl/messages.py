@@ -215,10 +215,6 @@ def _old_initialised(match: re.Match[str]) -> Event | None:
     return Initialised("", rank, num_ranks, None, "", "", "") if rank < num_ranks else None
 
 
-def _timing(match: re.Match[str]) -> Event:
-    return Timing(int(match[1]), int(match[2]), round(float(match[3]) * NS_PER_S))
-
-
 def _cards(text: str) -> Event | None:
     none = _PATTERNS["no_cards"].match(text)
     if none:
@@ -282,7 +278,10 @@ _READERS: tuple[tuple[str, Reader], ...] = (
     ("Trees ", _trees),
     (" COMPLETE", _initialised),
     ("Init START", _initialised),
-    ("Init timings", _of("timing", _timing)),
+    (
+        "Init timings",
+        _of("timing", lambda m: Timing(int(m[1]), int(m[2]), round(float(m[3]) * NS_PER_S))),
+    ),
     ("anks ", _of("old_init", _old_initialised)),
     *(
         (begin, _of("setting", lambda m: Fact("settings", m[1], m[2])))

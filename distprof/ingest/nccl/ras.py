@@ -18,6 +18,7 @@ from typing import Annotated
 import msgspec
 from msgspec.structs import replace
 
+from distprof.artefacts.record import grouped
 from distprof.bounds import num_parts, patterns_beside, table_beside
 from distprof.run.evidence import RasGroup, RasLaunches, RasRank, RasStatus, RasTrouble
 
@@ -167,14 +168,12 @@ class _Text:
 
     def _launch(self, count: int, *, num_ranks: int = 0, ranks: tuple[RasRank, ...] = ()) -> None:
         each = self.launches.setdefault((self._communicator, self._operation), {})
-        known = each.get(count)
-        if known is None:
-            known = RasLaunches(
-                communicator=self._communicator,
-                size=self._size,
-                operation=self._operation,
-                launched=count,
-            )
+        known = each.get(count) or RasLaunches(
+            communicator=self._communicator,
+            size=self._size,
+            operation=self._operation,
+            launched=count,
+        )
         each[count] = replace(
             known, num_ranks=known.num_ranks + num_ranks, ranks=(*known.ranks, *ranks)
         )
@@ -321,9 +320,7 @@ def _launches(one: _Communicator) -> list[RasLaunches]:
     """Launch counts of operations that ranks have launched different numbers of, highest first."""
     made = []
     for operation in sorted({name for rank in one.ranks for name in rank.collective_counts}):
-        by_count: dict[int, list[_Rank]] = {}
-        for rank in one.ranks:
-            by_count.setdefault(rank.collective_counts.get(operation, 0), []).append(rank)
+        by_count = grouped((rank.collective_counts.get(operation, 0), rank) for rank in one.ranks)
         if len(by_count) > 1:
             made += [
                 RasLaunches(

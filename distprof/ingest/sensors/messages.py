@@ -206,17 +206,14 @@ def _stamped(line: str) -> tuple[_Stamp | None, str]:
     if ctime is not None:
         t_ns, clock = local_time(f"{ctime[2]} {ctime[3]} {ctime[5]} {ctime[4]}") or (None, "none")
         return _Stamp("", t_ns, clock, ctime[0].strip("[] ")), line[ctime.end() :]
-    seconds = _PATTERNS["seconds"].match(line)
-    if seconds is not None:
-        stamp = _Stamp(seconds["host"] or "", None, "none", f"{seconds[1]} s after boot")
-        return stamp, line[seconds.end() :]
-    forms = {"syslog": None, "iso": _zoned, "full": _zoned, "unix": seconds_of}
+    forms = {"seconds": None, "syslog": None, "iso": _zoned, "full": _zoned, "unix": seconds_of}
     for form, known in forms.items():
         match = _PATTERNS[form].match(line)
         if match is not None:
             when = None if known is None else known(match["time"])
             t_ns, clock = when or (None, "none")
-            return _Stamp(match["host"] or "", t_ns, clock, match["time"]), line[match.end() :]
+            time = match["time"] + " s after boot" * (form == "seconds")
+            return _Stamp(match["host"] or "", t_ns, clock, time), line[match.end() :]
     return None, line
 
 

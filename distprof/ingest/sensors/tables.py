@@ -21,13 +21,13 @@ import msgspec
 
 from distprof.bounds import num_parts, patterns_beside
 from distprof.ingest.sensors.collect import (
-    LAST_NS,
     MAX_NAME,
     Collector,
     bus_id,
     columns_of,
     number,
     reasons_of,
+    since_epoch,
     time_of,
     whole,
 )
@@ -406,7 +406,5 @@ def _values(fields: Mapping[str, str]) -> dict[str, float | None]:
 
 def _seconds(value: Any) -> tuple[int, Clock] | None:
     """A time in seconds since the epoch, in ns; None if it is not a valid time."""
-    seconds = number(str(value)) if value is not None else None
-    if seconds is None or not 0 < seconds * NS_PER_S < LAST_NS:
-        return None
-    return int(seconds * NS_PER_S), "epoch"
+    seconds = number(str(value)) or 0.0
+    return since_epoch(int(seconds * NS_PER_S)) if seconds > 0 else None

@@ -14,7 +14,7 @@ from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, filterfalse, takewhile
+from itertools import filterfalse, takewhile
 
 from msgspec.structs import replace
 
@@ -523,7 +523,7 @@ def _host_memory(output: JobOutput) -> EndingResult | None:
     held = f" when it held {format_bytes(rss * 1024)}" if rss else ""
     how = "was killed because the host or its memory limit had no memory left"
     how = how if blamed in killed or _signal(blamed) else _row(event).says or how
-    ranks = (blamed.rank,) if blamed.rank is not None else _listed(blamed)
+    ranks = (blamed.rank,) if blamed.rank is not None else blamed.ranks()
     is_one = len(ranks) == 1 and not _are_agents(output)
     who = f"{capitalized(name_ranks(ranks))}{_at(blamed)}" if is_one else _subject(blamed)
     text, steps = f"{who} {how}{held}.", advice_on("host_memory", event.name)
@@ -965,12 +965,6 @@ def _are_agents(output: JobOutput) -> bool:
     return bool(_of(output, "local_exit")) or any(named)
 
 
-def _listed(event: OutputEvent) -> tuple[int, ...]:
-    spans = re.findall(r"(\d{1,7})-(\d{1,7})", event.fields.get("ranks", ""))
-    listed = (range(int(one), min(int(last), int(one) + 4096) + 1) for one, last in spans)
-    return tuple(sorted({*event.ranks(), *chain.from_iterable(listed)}))
-
-
 def _killed(output: JobOutput) -> EndingResult | None:
     """A process that a signal ended; what ends after a time-out, and an abort, only follows."""
     failed = [e for e in _of(output, "nccl") if "uda" in e.fields.get("type", "")]
@@ -999,7 +993,7 @@ def _left(output: JobOutput) -> EndingResult | None:
 
 def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
     """The end of a process by a signal or an exit code."""
-    name, ranks, who = _signal(event), _listed(event), _subject(event)
+    name, ranks, who = _signal(event), event.ranks(), _subject(event)
     told, tables = ("time", "host", "code"), ("elastic-failure", "elastic-event")
     # torchrun's times are whole seconds: of those in one, none is known to be the first
     if event.name in tables and ("time" in event.fields or "root" not in event.fields):

@@ -169,7 +169,6 @@ def _in_groups(waiting: Mapping[str, Sequence[EndingPosition]], output: JobOutpu
     held = {one.rank for one in positions if _waits(one)}
     held |= {e.rank for e in output.events if "local" in e.fields and e.rank is not None}
     free = sorted({*output.ranks} - held) if all(one.is_global for one in positions) else []
-    free = [rank for rank in free if "Watchdog caught" not in output.last_lines.get(rank, "")]
     if 0 < len(free) <= len(held):
         who, what = name_ranks(free), capitalized(what)
         text = words().says("in no group", who=who, waits=verb(free, "wait"), what=what)

@@ -271,21 +271,18 @@ def _host(log: NcclLog, host: str, processes: Sequence[int], used: set[int]) -> 
 
 
 def _choices(log: NcclLog) -> tuple[NcclChoices, ...]:
-    sizes: dict[tuple[str, str, str], list[int]] = defaultdict(list)
-    calls: dict[tuple[str, str, str], int] = defaultdict(int)
-    for choice in log.choices:
-        key = (choice.operation, choice.algorithm, choice.protocol)
-        calls[key] += choice.num_calls
-        if choice.num_bytes is not None:
-            sizes[key].append(choice.num_bytes)
+    same = grouped(((one.operation, one.algorithm, one.protocol), one) for one in log.choices)
+    calls = {key: sum(one.num_calls for one in some) for key, some in same.items()}
     order = sorted(calls, key=lambda key: (-calls[key], key))[:_MAX_CHOICES]
     return tuple(
         NcclChoices(
             operation=key[0],
             algorithm=key[1],
             protocol=key[2],
-            min_bytes=min(sizes[key], default=None),
-            max_bytes=max(sizes[key], default=None),
+            min_bytes=min(
+                (n for one in same[key] if (n := one.num_bytes) is not None), default=None
+            ),
+            max_bytes=_most(one.num_bytes for one in same[key]),
             num_calls=calls[key],
         )
         for key in order

@@ -314,18 +314,14 @@ def nccl_hosts_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("host", "host", left=True),
             Column("ranks", "ranks", left=True),
             Column("kind", lambda host: ", ".join(host.links) or "Socket", left=True),
-            Column("used", _used_cards),
+            # Only those that NCCL found if no connection leaves the host
+            Column("used", lambda host: f"{len(host.used_cards) or '–'} of {len(host.cards)}"),
             Column("unused", _unused_cards, left=True, wrap=True),
         ),
         shown,
         caption="cards found by NCCL, and cards used by connections in the log",
         notes=more,
     )
-
-
-def _used_cards(host: NcclHost) -> str:
-    """Used cards; only those that NCCL found if no connection leaves the host."""
-    return f"{len(host.used_cards) or '–'} of {len(host.cards)}"
 
 
 def _unused_cards(host: NcclHost) -> str:

@@ -236,13 +236,7 @@ _OF_PROCESSES = ("crash", "oom")
 _GB = 1e9
 
 # Models that are sold with all links active, by their names in the driver.
-_SXM = (
-    (re.compile(r"V100-SXM"), "v100"),
-    (re.compile(r"A100-SXM"), "a100"),
-    (re.compile(r"H100 80GB HBM3$"), "h100"),
-    (re.compile(r"H200$"), "h200"),
-    (re.compile(r"B200$"), "b200"),
-)
+_SXM = re.compile(r"[VA]100(?=-SXM)|H100(?= 80GB HBM3$)|[HB]200$")
 
 
 def with_devices(result: TelemetryResult, run: Run) -> TelemetryResult:
@@ -305,7 +299,7 @@ def _error(events: Sequence[DeviceEvent]) -> DeviceError:
 
 def _nvlink(links: DeviceLinks) -> DeviceNvlink:
     speeds = [speed for speed in links.gb_per_s if speed is not None]
-    kind = next((kind for pattern, kind in _SXM if pattern.search(links.name)), None)
+    model = _SXM.search(links.name)
     return DeviceNvlink(
         device=name_of_device(links.host, links.index, "", links.uuid),
         name=links.name,
@@ -313,7 +307,7 @@ def _nvlink(links: DeviceLinks) -> DeviceNvlink:
         num_links=len(links.gb_per_s),
         num_active=len(speeds),
         bytes_per_s=sum(speeds) * _GB,
-        expected_bytes_per_s=None if kind is None else load_sheet().gpu(kind).scale_up_bandwidth,
+        expected_bytes_per_s=model and load_sheet().gpu(model[0].lower()).scale_up_bandwidth,
         inactive=tuple(i for i, speed in enumerate(links.gb_per_s) if speed is None),
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from distprof.artefacts.record import grouped
 from distprof.escape import shorten
 from distprof.sections.base import VerdictText
 from distprof.sections.parts import is_recorded
@@ -167,10 +168,10 @@ def nvlinks_table(report: Report, *, show_all: bool) -> TableView | None:
 
 def conditions_table(report: Report, *, show_all: bool) -> TableView | None:
     """PCIe links, memory and drivers by GPU; identical ones in one row."""
-    rows: dict[tuple[object, ...], list[DeviceCondition]] = {}
-    for one in report.telemetry.conditions:
-        key = (one.name, one.driver, one.cuda, _link(one), one.ecc_uncorrected, _repair(one))
-        rows.setdefault(key, []).append(one)
+    rows = grouped(
+        ((one.name, one.driver, one.cuda, _link(one), one.ecc_uncorrected, _repair(one)), one)
+        for one in report.telemetry.conditions
+    )
     return rows_table(
         "PCIe and memory of GPUs",
         (

@@ -329,8 +329,7 @@ def _progress(found: Diagnosis) -> tuple[GroupProgress, ...]:
 def _one_progress(group: JobGroup, point: Point | None) -> GroupProgress:
     known = [m.enqueued for m in group.members.values() if m.enqueued is not None]
     high = max(known, default=None)
-    behind = [m.rank for m in group.members.values() if m.enqueued is not None and high is not None
-              and m.enqueued < high]  # fmt: skip
+    behind = [m.rank for m in group.members.values() if m.enqueued not in (None, high)]
     pending = sum(
         int(m.pending.sum()) + len(m.messages)
         for m in group.members.values()

@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from distprof.artefacts.record import grouped
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
 from distprof.sections.nccl import INSIDE, SAYS, NcclResult, NcclSetting
 from distprof.sections.nccl.rules import connections, has_log, only_on, said, setting_of
@@ -184,11 +185,7 @@ def _missing(nccl: NcclResult) -> Iterator[str]:
 
 
 def _by_name(nccl: NcclResult) -> dict[str, list[NcclSetting]]:
-    found: dict[str, list[NcclSetting]] = {}
-    for setting in nccl.settings:
-        if not setting.name.endswith(_OF_A_NODE):
-            found.setdefault(setting.name, []).append(setting)
-    return found
+    return grouped((one.name, one) for one in nccl.settings if not one.name.endswith(_OF_A_NODE))
 
 
 def _sides(settings: Sequence[NcclSetting]) -> str:

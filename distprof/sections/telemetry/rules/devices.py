@@ -36,11 +36,10 @@ class Unit(msgspec.Struct, frozen=True):
     """One GPU."""
 
     rank: int | None  # Rank that ran on it; None if unknown.
-    label: str  # Name of the GPU, if it has no rank.
+    device: str  # Name of the GPU, if it has no rank.
     kind: str  # GPUs of one kind are compared: those of the same name, or those of all ranks.
     # Figures of the analysed steps if known, otherwise of the whole run.
     figures: WindowSensors | RankTelemetry
-    is_in_steps: bool  # Whether the figures are those of the analysed steps.
 
     @property
     def is_sure(self) -> bool:
@@ -51,7 +50,7 @@ class Unit(msgspec.Struct, frozen=True):
     def is_busy(self) -> bool:
         """Whether it was busy while sampled, so that a low clock is meaningful."""
         used = self.figures.gpu_utilization_ratio
-        return self.is_in_steps if used is None else used >= MIN_BUSY
+        return isinstance(self.figures, WindowSensors) if used is None else used >= MIN_BUSY
 
 
 def units_of(telemetry: TelemetryResult) -> list[Unit]:
@@ -59,22 +58,15 @@ def units_of(telemetry: TelemetryResult) -> list[Unit]:
     if telemetry.is_missing:
         raise InsufficientEvidenceError(NO_SENSORS)
     units = [
-        Unit(
-            rank=row.rank,
-            label="",
-            kind="",
-            figures=row.in_steps or row,
-            is_in_steps=row.in_steps is not None,
-        )
+        Unit(rank=row.rank, device="", kind="", figures=row.in_steps or row)
         for row in telemetry.ranks
     ]
     units += [
         Unit(
             rank=None,
-            label=name_of_device(device.host, device.index, device.bus_id, device.uuid),
+            device=name_of_device(device.host, device.index, device.bus_id, device.uuid),
             kind=device.name or device.file,
             figures=device.sensors,
-            is_in_steps=False,
         )
         for device in telemetry.devices
     ]
@@ -83,23 +75,15 @@ def units_of(telemetry: TelemetryResult) -> list[Unit]:
 
 def named(units: Sequence[Unit]) -> str:
     """For example ``The GPUs of ranks 3, 5``, ``GPU 3 of node-1, GPU 4 of node-1``."""
-    return capitalized(name_units(units))
+    return capitalized(name_devices(units))
 
 
-def name_units(units: Sequence[Unit]) -> str:
+def name_devices(gpus: Sequence[Unit | DeviceCondition]) -> str:
     """For example ``the GPUs of ranks 3, 5``, inside a sentence."""
-    return _named(ranks_of(units), [unit.label for unit in units if unit.rank is None])
-
-
-def name_devices(devices: Sequence[DeviceCondition]) -> str:
-    """For example ``the GPUs of ranks 3, 5``, inside a sentence."""
-    return _named(ranks_of(devices), [one.device for one in devices if one.rank is None])
-
-
-def _named(ranks: Sequence[int], labels: Sequence[str]) -> str:
-    others = list(dict.fromkeys(labels))
+    ranks = ranks_of(gpus)
     parts = [f"the GPU{'s' if len(ranks) > 1 else ''} of {name_ranks(ranks)}"] if ranks else []
-    return " and ".join(filter(None, (*parts, few_names(others, 4))))
+    others = dict.fromkeys(one.device for one in gpus if one.rank is None)
+    return " and ".join(filter(None, (*parts, few_names([*others], 4))))
 
 
 def ranks_of(gpus: Sequence[Unit | DeviceCondition | DeviceNvlink]) -> tuple[int, ...]:
@@ -162,59 +146,54 @@ def wrong_conditions(
 ) -> Iterator[Draft]:
     """Yield one draft per problem."""
     failed = [one for one in conditions if one.has_repair_failed]
-    if failed:
-        yield _draft(
+    waiting = [one for one in conditions if one.is_repair_pending and not one.has_repair_failed]
+    wrong = [one for one in conditions if one.ecc_uncorrected and one.rank not in named_ranks]
+    errors = counted(sum(one.ecc_uncorrected or 0 for one in wrong), "uncorrectable error")
+    found: list[tuple[Sequence[DeviceCondition], str, str, str, Severity | None]] = [
+        (
+            failed,
             f"Memory of {counted(len(failed), 'GPU')} could not be repaired",
             f"Remapping a row failed on {name_devices(failed)}.",
             "Drain the host, run its diagnostics (dcgmi diag -r 3), and have the GPU replaced.",
-            failed,
             Severity.ERROR,
-        )
-    waiting = [one for one in conditions if one.is_repair_pending and not one.has_repair_failed]
-    if waiting:
-        yield _draft(
+        ),
+        (
+            waiting,
             f"Memory of {counted(len(waiting), 'GPU')} needs a reset to be repaired",
             f"A row remapping or page retirement is pending on {name_devices(waiting)}.",
             "Drain the host and reset the GPU (nvidia-smi -r): the repair takes effect only then.",
-            waiting,
-        )
-    wrong = [one for one in conditions if one.ecc_uncorrected and one.rank not in named_ranks]
-    if wrong:
-        yield _draft(
-            "GPU memory had "
-            f"{counted(sum(one.ecc_uncorrected or 0 for one in wrong), 'uncorrectable error')}",
+            None,
+        ),
+        (
+            wrong,
+            f"GPU memory had {errors}",
             f"{capitalized(name_devices(wrong))} counted them since the driver was loaded.",
             advice("device-errors", "memory"),
-            wrong,
-        )
+            None,
+        ),
+    ]
     reported = {id(one) for one in (*failed, *waiting)}
-    others = [one for one in conditions if one.recovery and id(one) not in reported]
-    for action in dict.fromkeys(one.recovery for one in others):
-        same_action = [one for one in others if one.recovery == action]
-        yield _draft(
-            f"The driver requests recovery of {counted(len(same_action), 'GPU')}",
-            f'It asks for "{action}" of {name_devices(same_action)}.',
+    others = ((one.recovery, one) for one in conditions if one.recovery and id(one) not in reported)
+    found += (
+        (
+            same,
+            f"The driver requests recovery of {counted(len(same), 'GPU')}",
+            f'It asks for "{action}" of {name_devices(same)}.',
             "Drain the host and perform the GPU Recovery Action that nvidia-smi -q shows.",
-            same_action,
             Severity.ERROR,
         )
-
-
-def _draft(
-    headline: str,
-    message: str,
-    fix: str,
-    devices: Sequence[DeviceCondition],
-    severity: Severity | None = None,
-) -> Draft:
-    return Draft(
-        headline=headline,
-        message=message,
-        fix=fix,
-        ranks=ranks_of(devices),
-        evidence=("telemetry.conditions",),
-        severity=severity,
+        for action, same in grouped(others).items()
     )
+    for devices, headline, message, fix, severity in found:
+        if devices:
+            yield Draft(
+                headline=headline,
+                message=message,
+                fix=fix,
+                ranks=ranks_of(devices),
+                evidence=("telemetry.conditions",),
+                severity=severity,
+            )
 
 
 _HEAT = ("hw_thermal_slowdown", "sw_thermal_slowdown", "thermal_violation")
@@ -253,7 +232,8 @@ def throttled_device(
         left = [unit for unit in left if id(unit) not in ids]
         most = format_ratio(max(_share(unit, reasons) for unit in gpus))
         names = sorted({r for unit in gpus for r in unit.figures.throttle_reasons if r in reasons})
-        when = "of the analysed steps" if all(u.is_in_steps for u in gpus) else "of the recording"
+        are_in_steps = all(isinstance(unit.figures, WindowSensors) for unit in gpus)
+        when = "of the analysed steps" if are_in_steps else "of the recording"
         several = "are" if len(gpus) > 1 else "is"
         if len(gpus) > 1:
             cause = cause.replace("its ", "their ")
@@ -392,7 +372,9 @@ def hot_device(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
     whole = f"{named(hot)} {reached}"
     headline = fitting(whole, f"{'GPUs' if several else 'A GPU'} {reached}")
     if headline != whole or not others:
-        others = f"{'They are' if several else 'It is'} {name_units(hot)}{others and '; '}{others}"
+        others = (
+            f"{'They are' if several else 'It is'} {name_devices(hot)}{others and '; '}{others}"
+        )
     yield Draft(
         headline=headline,
         message=f"{capitalized(others)}.",
@@ -412,10 +394,6 @@ def _hot(peers: Sequence[Unit], limits: Limits) -> list[Unit]:
         usual, clock, others = usual_heats[i], clocks[i], usual_clocks[i]
         is_hotter = usual is not None and heats[i] >= usual + limits["above_peers_c"]
         is_lower = clock is not None and others is not None and clock < _LOWER_CLOCK * others
-        if heats[i] >= limits["hot_c"] or (is_hotter and (is_lower or _is_slowed(unit))):
+        if heats[i] >= limits["hot_c"] or (is_hotter and (is_lower or _share(unit, _HEAT))):
             hot.append(unit)
     return hot
-
-
-def _is_slowed(unit: Unit) -> bool:
-    return any(unit.figures.throttle_reasons.get(reason) for reason in _HEAT)

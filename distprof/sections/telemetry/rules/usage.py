@@ -49,18 +49,15 @@ def energy_spent_waiting(telemetry: TelemetryResult, limits: Limits) -> Iterator
         return
     if share < limits["waiting_ratio"]:
         return
+    message = "It is the energy of the traced ranks."
+    if total := telemetry.energy_per_step_j:
+        message = f"{format_energy(share * total)} of {format_energy(total)} per step."
     yield Draft(
         headline=f"{format_ratio(share)} of the energy is drawn while ranks wait for others",
-        message=_amount(telemetry.energy_per_step_j, share),
+        message=message,
         confidence=Confidence.MODELLED,
         evidence=("telemetry.waiting_energy_ratio",),
     )
-
-
-def _amount(total_j: float | None, share: float) -> str:
-    if total_j is None:
-        return "It is the energy of the traced ranks."
-    return f"{format_energy(share * total_j)} of {format_energy(total_j)} per step."
 
 
 _WIDER = ("HST109", "STR110", "COM103")
