@@ -173,7 +173,7 @@ def wrong_conditions(
         ),
     ]
     reported = {id(one) for one in (*failed, *waiting)}
-    others = ((one.recovery, one) for one in conditions if one.recovery and id(one) not in reported)
+    others = [(one.recovery, one) for one in conditions if one.recovery and id(one) not in reported]
     found += (
         (
             same,
