@@ -102,7 +102,8 @@ def _made(start: bytes, *, keeps_labels: bool) -> Callable[[], _Change] | None:
     """What makes a change of blocks, for each reading of the file; None if it changes nothing."""
     is_wide = start[:2] in _UTF_16
     text = start.decode("utf-16", "replace").encode() if is_wide else start
-    is_other = b"\0" in text[:4096] or (begins_object(text) and unwrapped(text) == text)
+    is_other = b"\0" in text[:4096] and not _HOW["holed"].fullmatch(text)
+    is_other |= begins_object(text) and unwrapped(text) == text
     steps = () if is_other else _steps(text, keeps_labels=keeps_labels)
     if not (is_wide or steps or start.startswith(codecs.BOM_UTF8)):
         return None

@@ -212,6 +212,21 @@ def test_powershell_breaks_errors_but_not_the_lines_of_a_program(tmp_path: Path)
     assert "triton is missing" in headline(file)
 
 
+@pytest.mark.parametrize("before", [b"", b"nohup: ignoring input\n"])
+def test_a_log_that_was_emptied_while_it_was_written_has_a_hole(
+    tmp_path: Path, before: bytes
+) -> None:
+    file = tmp_path / "nohup.out"
+    error = b"DistStoreError: Timed out after 601 seconds waiting for clients. 3/4 clients joined."
+    file.write_bytes(before + bytes(200_000) + error)
+    assert "only 3 of 4 processes joined" in headline(file)
+
+
+def test_other_bytes_keep_their_zeros() -> None:
+    data = bytes(5_000) + bytes(range(256))
+    assert read(data) == data
+
+
 def test_a_long_line_without_an_end_is_read_in_pieces() -> None:
     data = b"> a\n> b\n> c\n> " + b"x" * 3_000_000
     assert read(data) == b"a\nb\nc\n" + b"x" * 3_000_000

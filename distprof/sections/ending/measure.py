@@ -439,7 +439,8 @@ def _shown_before(found: EndingResult, output: JobOutput) -> str:
     """An exception right before the first time-out, which no rank is known to have ended with."""
     first = next((e for e in output.events if e.yields == "timeout" and found.positions), None)
     near = (e for e in _of(output, "error") if first is not None and e.file == first.file
-            and 0 < first.line - e.line <= _JUST_BEFORE and _is_own(e))  # fmt: skip
+            and 0 < first.line - max(e.line, e.again) <=
+            (_BETWEEN_RUNS if _is_interrupt(e) else _JUST_BEFORE * _is_own(e)))  # fmt: skip
     return next((_exception(e)[0] for e in near), "")
 
 
@@ -613,6 +614,8 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     head = _first_of(events)
     tries = [e for e in events if e.file == head.file and abs(e.line - head.line) <= _NEAR_LINES]
     event = min(tries, key=_precedence)
+    if event.name == "mpi-inside" and _of(output, "network"):
+        return _peer(output)  # which names the reason
     same = (e.rank for e in events if _key(e) == _key(event))
     ranks = tuple(sorted({rank for rank in same if rank is not None}))
     if event.line == 1:  # a title: the traceback under it may be cut
@@ -961,7 +964,7 @@ def _exits(output: JobOutput) -> list[OutputEvent]:
 
 def _are_agents(output: JobOutput) -> bool:
     """Whether the scheduler's tasks are launchers, whose numbers are no ranks."""
-    named = (event.name == "elastic-failure" for event in output.events)
+    named = (e.name in ("elastic-failure", "elastic-heartbeat") for e in output.events)
     return bool(_of(output, "local_exit")) or any(named)
 
 
@@ -1058,10 +1061,8 @@ def _last_error(output: JobOutput) -> str:
 
 def _crash(output: JobOutput) -> EndingResult | None:
     """A crash; what aborts after a time-out or a lost peer, only follows from it."""
-    followed = bool(_of(output, *words().kinds["before abort"]))
-    events = [
-        e for e in _of(output, "crash") if not (followed and re.search("Abort|SIGABRT", e.text))
-    ]
+    is_late = bool(_of(output, *words().kinds["before abort"]))
+    events = [e for e in _of(output, "crash") if not (is_late and re.search("Abort|ABRT", e.text))]
     if not events:
         return None
     event = min(events, key=lambda e: ("library" not in e.fields, "what" not in e.fields))
@@ -1124,9 +1125,8 @@ def _missing(output: JobOutput) -> EndingResult | None:
     events = [e for e in _of(output, "missing") if _absent(e) and not _is_past(e, output)]
     if not events:
         return None
-    joined = [
-        e for e in _of(output, "joined") if e.fields["seq"] == events[0].fields.get("completed")
-    ]
+    last = events[0].fields.get("completed")
+    joined = [e for e in _of(output, "joined") if e.fields["seq"] == last]
     if joined:  # others finished it
         at, ranks = joined[0].fields["seq"], {rank for e in joined for rank in e.ranks()}
         text = f"{name_ranks(ranks)} did not finish collective {at}, which others finished"
@@ -1161,9 +1161,8 @@ def _is_past(event: OutputEvent, output: JobOutput) -> bool:
 
 def _absent(event: OutputEvent) -> dict[int, list[str]]:
     """The ranks that a line calls missing, each with what it did not submit."""
-    lines = re.findall(
-        r"(\d{1,7})!?: \[([^]\n]{1,3000}?)(?: \.{3})?(?:\]|$)", event.fields.get("stalled", "")
-    )
+    stalled = event.fields.get("stalled", "")
+    lines = re.findall(r"(\d{1,7})!?: \[([^]\n]{1,3000}?)(?: \.{3})?(?:\]|$)", stalled)
     what = [event.fields.get("tensor", "any collective")]
     return {int(n): names.split(", ") for n, names in lines} or dict.fromkeys(event.ranks(), what)
 
@@ -1217,7 +1216,7 @@ def _is_of_agent(event: OutputEvent, output: JobOutput) -> bool:
     return any(e.file == event.file and 0 <= event.line - e.line <= _NEAR_AGENT for e in lost)
 
 
-_NEAR_AGENT = 40
+_NEAR_AGENT = 60
 _MAX_NAMED = 1 << 16
 
 
@@ -1482,11 +1481,11 @@ def _exited(output: JobOutput) -> EndingResult | None:
     without_code = ("sagemaker-exit", "elastic-event", "no-error-file")
     exits = (e for e in _exits(output) if _signal(e) or e.number("code") or e.name in without_code
              or "root" in e.fields)  # fmt: skip
-    event = next(exits, None)
-    if event is None:
-        return None
-    is_nan = bool(_of(output, "nan")) and _reason(output).endswith(" why")
-    return _nan(output) if is_nan and not _signal(event) else _ended(event, output)
+    stopped = {e.file for e in _of(output, "stopped")}  # a shell's line only follows
+    event = next((e for e in exits if e.name != "shell-ended" or e.file not in stopped), None)
+    if event and _of(output, "nan") and not _signal(event) and _reason(output).endswith(" why"):
+        return _nan(output)
+    return None if event is None else _ended(event, output)
 
 
 def _stopped(output: JobOutput) -> EndingResult | None:
