@@ -198,10 +198,12 @@ def _listed(source: str, text: str, header: re.Match[str], layout: _Layout) -> O
     whole = _Whole()
     for match in filter(None, map(row.fullmatch, "\n".join([first, *kept]).splitlines())):
         name = match["name"].strip()[:MAX_NAME]
-        own = _scaled(match["own"], scale)
+        own, share = _scaled(match["own"], scale), match.groupdict().get("share") or ""
+        if total and "e" in match["own"] and _PATTERNS["share"].fullmatch(share):
+            own = round(total * float(share) / 100)  # as the time has one digit
         inside = own if are_kernels else _scaled(match["all"], scale)
         inside = own if inside > total * (1 + _SAME) > 0 else inside  # began before the profile
-        whole.take(own or inside, match.groupdict().get("share") or "")
+        whole.take(own or inside, share)
         calls = int((match["calls"] or "").replace(",", "") or are_kernels)
         if before := found.get(name) if are_kernels else None:
             calls, own = calls + before.num_calls, own + before.self_device_ns
@@ -427,9 +429,8 @@ def _shares(row: Mapping[str, str], what: str) -> Iterator[tuple[str, str]]:
 def _kind(name: str) -> CollectiveKind:
     kind: CollectiveKind = classifier_for(CommunicationConfig()).verdict(name).kind
     low = name.lower()
-    is_named = low.replace("_", "").startswith(_COLLECTIVES) or any(
-        one in low for one in _LIBRARIES
-    )
+    is_named = low.replace("_", "").startswith(_COLLECTIVES)
+    is_named |= any(one in low for one in _LIBRARIES)
     return (is_named and collective_kind(name)) or kind
 
 

@@ -179,9 +179,7 @@ def whole_number(value: float | None, limit: int = MAX_COUNT) -> int | None:
 
 def s_to_ns(value: float | None) -> int | None:
     """Seconds as int ns; None if it cannot be the time of an iteration."""
-    if value is None or not 0 <= value < MAX_SECONDS:
-        return None
-    return round(value * NS_PER_S)
+    return None if value is None or not 0 <= value < MAX_SECONDS else round(value * NS_PER_S)
 
 
 def stamp_s(text: bytes) -> float | None:

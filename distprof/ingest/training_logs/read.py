@@ -59,8 +59,8 @@ _PATTERNS = byte_patterns("runs.toml")  # A log that is pasted below what someon
 _ALIKE, _LIKELY = 1.5, 3
 """Ratio up to which phases, or the lines between, are of a bar, whose mean has slow first ones."""
 
-_APART, _NAMED_APART, _ASKED_APART = 1.2, 1.1, 1.5
-"""Ratio from which two runs differ, those that a text names do, and a first one asked about."""
+_APART, _NAMED_APART, _ASKED_APART, _SHOWN_APART = 1.2, 1.1, 1.5, 1.02
+"""Ratio from which two runs differ, those that a text names, a first one asked about, and means."""
 
 _ROUND = 10  # Steps that someone chose are a multiple of that.
 _MANY_REPORTS = 1_000
@@ -297,8 +297,9 @@ def _slowest_start(log: TrainingLog) -> TrainingLog:
 
     That is the slowest one of few. Of many runs, whose settings differ, too, it is the last one.
     """
-    known = np.flatnonzero(log.iteration != ABSENT)
-    starts = known[1:][np.diff(log.iteration[known]) < 0].tolist()
+    are_whole = any("mean over the whole training" in note for note in log.notes)
+    known = np.flatnonzero((log.iteration != ABSENT) | are_whole)
+    starts = known[1:][(np.diff(log.iteration[known]) < 0) | are_whole].tolist()
     if not starts or not (log.unit == "epoch" or len(starts) <= _MOST_STARTS):
         return log
     parts = [
@@ -313,7 +314,7 @@ def _slowest_start(log: TrainingLog) -> TrainingLog:
     timed = timed or [one for one in parts if len(one.steady_ns)]
     what, times = _times(timed)
     least = min(times, default=0)
-    if not least or max(times) < _APART * least:
+    if not least or max(times) < (_SHOWN_APART if are_whole else _APART) * least:
         return log
     if len(timed) == len(parts) <= _MOST_STARTS + 1:
         each = ", then ".join(text for text, _ in groupby(map(format_duration, times)))

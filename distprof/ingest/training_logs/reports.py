@@ -132,6 +132,7 @@ class ReportGrammar(Grammar):
     _worth: int = 0  # that of the reports
     _paused_s: float = 0.0  # evaluations so far
     _whole_s: float = 0.0  # of the last report
+    _last_epoch: float | None = None  # in the report of a whole training, until the next one
     _early: Mapping[str, int] = msgspec.field(default_factory=dict)  # of a report that is cut off
     # Whether the only report so far is a rate, which says less than timers; None without reports.
     _is_rate_alone: bool | None = None
@@ -259,7 +260,8 @@ class ReportGrammar(Grammar):
             if (value := _value(text)) is not None
         }
         if "pause_s" in values:
-            self._paused_s += values["pause_s"]
+            if values.get("epoch", -1.0) != self._last_epoch:  # during a training, not after it
+                self._paused_s, self._last_epoch = self._paused_s + values["pause_s"], None
             return
         steps = values.get("whole_s", 0.0) * values.get("per_s", 0.0)
         if round(steps) and abs(steps - round(steps)) <= _HALF * values["whole_s"] < 0.5:
@@ -301,7 +303,7 @@ class ReportGrammar(Grammar):
         if wording.note and wording.note not in self.notes:
             self.notes.append(wording.note)
         self._is_rate_alone = ns is None and self._is_rate_alone is None
-        self._whole_s = values.get("whole_s", 0.0)
+        self._whole_s, self._last_epoch = values.get("whole_s", 0.0), values.get("epoch")
         self.add(Row._make((number, ns, span, *map(values.get, RATES), rank, stamp)))
         self.num_not_finite += has_lost(record)
         if "s" in (means := _values(wording.means, record)):

@@ -116,7 +116,8 @@ class BarGrammar(Grammar):
             if int(total) < (1 if _PATTERNS["of_rollouts"].match(before) else least):
                 continue
             second = int(hours or 0) * 3600 + int(minutes) * 60 + int(seconds)
-            bars, key = self._bars[is_plain], (name, int(total))
+            phase = _PATTERNS["of_pretraining"].match(before)
+            bars, key = self._bars[is_plain], (name or (phase[0] if phase else b""), int(total))
             if key not in bars and len(bars) >= _MAX_BARS:
                 continue
             bar = bars.setdefault(key, _Bar(*(int(step), second) * 3))
@@ -158,14 +159,13 @@ class BarGrammar(Grammar):
         """Keep the bar that ran longest; of an epoch, the bar of its iterations that did."""
         named, bars = self._bars or ({}, {})
         for key, bar in [*bars.items()]:
-            same = (
-                (len(one.seen), one.last_second) for (_, n), one in named.items() if n == key[1]
-            )
-            most, last = max(same, default=(0, 0))  # of a bar that ranks tear apart
+            same = [one for (_, n), one in named.items() if n == key[1]]  # that ranks tear apart
+            most, last = max(((len(o.seen), o.last_second) for o in same), default=(0, 0))
             is_torn = _FAR_LONGER * len(bar.seen) < most and bar.last_second <= last
             is_fast = bar.last_step > 10_000 * bar.last_second or _seconds(bar) < _MIN_SECONDS
-            if is_torn or (is_fast and key[1] == MAX_COUNT and not bar.is_of_training):
-                del bars[key]  # it scans files, perhaps
+            is_fast &= key[1] == MAX_COUNT or (bar.is_done and bar.last_second < 2 > bar.before)
+            if is_torn or (is_fast and not (bar.is_of_training or bar.is_of_epochs)):
+                del bars[key]  # it reads or scans files, perhaps
         if bars:
             again = [bar for (_, total), bar in bars.items() if bar.before > total]
             if len(again) > 1 and not any(bar.is_of_training for bar in bars.values()):
@@ -200,9 +200,8 @@ class BarGrammar(Grammar):
                 self.notes.append(NOTES["unnamed_bars"].format(len(bars)))
             evaluations = [b for (n, _), b in named.items() if _PATTERNS["of_evaluation"].search(n)]
             others = [b for b in bars.values() if longest.is_of_training > b.is_of_training]
-            evaluations += [
-                b for b in others if 0 <= len(longest.seen) - len(b.seen) < 2 <= len(b.seen)
-            ]
+            num = len(longest.seen)
+            evaluations += [b for b in others if 0 <= num - len(b.seen) < 2 <= len(b.seen)]
             each = [_seconds(bar) + bar.seen[0][1] for bar in (*evaluations, longest)]
             share = sum(each[:-1]) / (sum(each) or 1)
             if longest not in evaluations and share >= LEAST_EVALUATION and not phases:

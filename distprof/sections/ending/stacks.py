@@ -200,9 +200,7 @@ def _apart(waiting: Sequence[EndingStack]) -> EndingResult:
 
 
 def _who(one: EndingStack) -> str:
-    if len(one.ranks) == one.count:
-        return name_ranks(one.ranks)
-    return counted(one.count, "process")
+    return name_ranks(one.ranks) if len(one.ranks) == one.count else counted(one.count, "process")
 
 
 def _verb(one: EndingStack) -> str:

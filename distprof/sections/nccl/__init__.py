@@ -152,13 +152,13 @@ class NcclResult(Result, frozen=True, kw_only=True):
             return self.num_test_hosts == 1 and self.num_hosts < 2
         largest = self.groups[0]
         is_whole = self.num_hosts == 1 and self.num_processes >= largest.num_ranks
-        return largest.num_hosts == 1 or (largest.num_hosts is None and is_whole)
+        return largest.num_hosts in (1, *[None, largest.num_ranks] * is_whole)  # a rank without SHM
 
     @property
     def has_several_hosts(self) -> bool:
         """Whether a line shows more than one host: of NCCL, its communicators or nccl-tests."""
-        shown = (self.num_hosts, self.num_test_hosts, *(group.num_hosts for group in self.groups))
-        return max(number or 0 for number in shown) > 1
+        shown = [group.num_hosts for group in self.groups if not self.is_on_one_host]
+        return max(num or 0 for num in (self.num_hosts, self.num_test_hosts, *shown)) > 1
 
 
 _NAMED_HOSTS = 4

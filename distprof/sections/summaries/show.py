@@ -47,7 +47,7 @@ def _say(sentence: str, **values: Any) -> str:
 
 
 MAX_ROWS = 12
-_MAX_NAME = 60
+_MAX_NAME, _MAX_ITSELF = 60, 41
 _NAMED_ROWS = 3
 
 
@@ -532,13 +532,13 @@ def _of_one_row(result: OperatorTableResult) -> list[str]:
     where = _in_calls(result) or " in the rows shown" * (not result.self_cpu_ns)
     alike = sum(row.self_cpu_ns for row in result.rows if row.kind == top.kind)
     if alike > _ALSO * top.self_cpu_ns and top.kind in _TABLE["kernel"]:
-        values = {"name": _named(top), "alone": top.self_cpu_ns, "where": where}
-        share = _share(alike, whole)
-        return [_say("family", kind=capitalized(top.kind), share=share, **values), *_advised(top)]
+        values = {"name": _named(top), "alone": top.self_cpu_ns, "share": _share(alike, whole)}
+        return [_say("family", kind=capitalized(top.kind), where=where, **values), *_advised(top)]
     spent = {"spent": top.self_cpu_ns, "of": whole}
     if re.match(r"(?:threading|queue|selectors)\.py\(\d+\): (?:wait|get|select|join)", top.name):
         return [_say("idle_thread", name=_named(top), **spent)]
-    return [_say("itself", name=_named(top), ratio=ratio, where=where, **spent), *_advised(top)]
+    name = re.sub(r"^([^()]+)\(.*…$", r"\1(…)", shorten(_named(top), _MAX_ITSELF))
+    return [_say("itself", name=name, ratio=ratio, where=where, **spent), *_advised(top)]
 
 
 def _around(result: OperatorTableResult) -> list[str]:
