@@ -22,6 +22,7 @@ import msgspec
 
 from distprof.ingest.output.read import prefix_rank
 from distprof.ingest.training_logs.grammar import (
+    MAX_SECONDS,
     NOTES,
     Grammar,
     Row,
@@ -164,7 +165,8 @@ def _time_of_epoch(
         bare = alone[0] if len(alone) == 1 else bare
         found = [bare] if bare else []
     found.sort(key=lambda m: b"epoch" not in m[0] and b"train" not in m[0])
-    return next((match for match in found[:1] if time_in(match)[0]), None), evaluation
+    known = (match for match in found[:1] if 0 < (time_in(match)[0] or 0) < MAX_SECONDS)
+    return next(known, None), evaluation
 
 
 def _kind(match: re.Match[bytes]) -> str:

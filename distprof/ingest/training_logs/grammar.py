@@ -25,7 +25,7 @@ from distprof.units import NS_PER_S, format_duration, format_ratio
 
 RATES = ("samples_per_s", "tokens_per_s", "tokens_per_s_per_device", "tflops", "loss")
 
-_MOST = {"samples_per_s": 1e10, "tokens_per_s": 1e12, "tokens_per_s_per_device": 1e9, "tflops": 1e5}
+_MOST = {"samples_per_s": 1e10, "tokens_per_s": 1e12, "tokens_per_s_per_device": 1e9, "tflops": 2e4}
 """Rates that no job reaches: beyond, a counter of the program is wrong."""
 
 MAX_ROWS = 500_000
@@ -254,8 +254,8 @@ def to_log(
     notes = [*chosen.notes, *of_job]
     if ignored := ", ".join(other.name for other in others if other.rows):
         notes.append(NOTES["ignored"].format(chosen.name, ignored))
-    if chosen.mfu:
-        notes += use_notes(median(chosen.mfu[len(chosen.mfu) // 2 :]), "an MFU of {}")
+    if chosen.mfu and (mfu := median(chosen.mfu[len(chosen.mfu) // 2 :])) < 1:
+        notes += use_notes(mfu, "an MFU of {}")
     lost = chosen.num_not_finite
     if lost and (chosen.rows[-1].loss is None or 20 * lost > len(chosen.rows)):  # it stays so
         notes.append(NOTES["not_finite"].format(lost, len(chosen.rows)))
@@ -297,7 +297,7 @@ def _without_impossible(rates: dict[str, Floats]) -> list[str]:
         if (is_wrong := rates[name] > most).any():
             unit = name.replace("_per_s", "/s").replace("_per_device", " per GPU")
             notes.append(NOTES["impossible"].format(f"{rates[name][is_wrong].max():.3g} {unit}"))
-            rates[name][is_wrong] = np.nan
+            rates[name][is_wrong | (2 * is_wrong.sum() > len(is_wrong))] = np.nan
     return notes
 
 

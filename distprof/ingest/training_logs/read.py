@@ -161,6 +161,7 @@ def _with_words(log: TrainingLog, start: bytes) -> TrainingLog:
     """What follows from the words around reports: a GPU, whose peak is known, or a standstill."""
     notes, rates = [], log.tflops[np.isfinite(log.tflops)]
     named = {*map(bytes.lower, _PATTERNS["gpu"].findall(start))}
+    named |= {b"bf16"} if b"v100" in named and _PATTERNS["bf16"].search(start) else set()
     if len(named) == 1 and len(rates) and not any(note.startswith(USE) for note in log.notes):
         gpu = load_sheet().gpu(named.pop().decode())
         share = float(np.median(rates)) * 1e12 / gpu.bf16_flops

@@ -131,6 +131,8 @@ class ReportGrammar(Grammar):
     _samples: float = 0.0  # samples at the last report that names them
     _worth: int = 0  # that of the reports
     _paused_s: float = 0.0  # evaluations so far
+    _evaluated_s: float = 0.0  # of all trainings, with that of each
+    _trained_s: float = 0.0
     _whole_s: float = 0.0  # of the last report
     _last_epoch: float | None = None  # in the report of a whole training, until the next one
     _early: Mapping[str, int] = msgspec.field(default_factory=dict)  # of a report that is cut off
@@ -185,8 +187,7 @@ class ReportGrammar(Grammar):
             least = wording.whole if wording.worth else wording.whole[:2]
             if not timers.keys() >= set(least) or not self._is_better(wording):
                 return
-            ns = sum(timers.get(name, 0) for name in wording.whole)
-            self.add(Row(iteration=None, duration_ns=ns))
+            self.add(Row(None, duration_ns=sum(timers.get(name, 0) for name in wording.whole)))
             note = wording.note_of_whole or note
         self.add_timers(timers)
         self.is_of_slowest_ranks |= wording.is_of_slowest and bool(self.rows)
@@ -201,6 +202,8 @@ class ReportGrammar(Grammar):
             self.add_timers(self._early)
         if self._worth < _WHOLE and 0 < len(self.rows) < _FEWEST_PARTS:
             self.notes.append(NOTES["few_parts"])
+        if self._evaluated_s and (share := self._evaluated_s / self._trained_s) >= LEAST_EVALUATION:
+            self.notes.append(NOTES["evaluation"].format(format_ratio(share)))
         batch = self.facts.get("global_batch_size")
         if self.rates and batch and not self.rows:
             for rate in self.rates:
@@ -254,11 +257,8 @@ class ReportGrammar(Grammar):
             self.unprinted_ns = round(mean - median(single))
 
     def _take_report(self, wording: Wording, record: bytes, line: re.Match[bytes]) -> None:
-        values = _values(wording.fields, record) | {
-            name: value
-            for name, text in line.groupdict().items()
-            if (value := _value(text)) is not None
-        }
+        named = ((name, _value(text)) for name, text in line.groupdict().items())
+        values = _values(wording.fields, record) | {k: v for k, v in named if v is not None}
         if "pause_s" in values:
             if values.get("epoch", -1.0) != self._last_epoch:  # during a training, not after it
                 self._paused_s, self._last_epoch = self._paused_s + values["pause_s"], None
@@ -267,15 +267,14 @@ class ReportGrammar(Grammar):
         if round(steps) and abs(steps - round(steps)) <= _HALF * values["whole_s"] < 0.5:
             values["per_s"] = round(steps) / values["whole_s"]  # more digits than are printed
         if 0 < self._paused_s < values.get("whole_s", 0.0) and "per_s" in values:
-            share, self._paused_s = self._paused_s / values["whole_s"], 0.0
-            values["per_s"] /= 1 - share
-            if share >= LEAST_EVALUATION:
-                self.notes.append(NOTES["evaluation"].format(format_ratio(share)))
+            values["per_s"] /= 1 - self._paused_s / values["whole_s"]
+            self._evaluated_s += self._paused_s
+            self._trained_s, self._paused_s = self._trained_s + values["whole_s"], 0.0
         last = self.rows[-1] if self.rows else None
         if values.get("rate", 0.0) > 0 and len(self.rates) < _MAX_RATES:
             self.rates.append(values["rate"])
         mfu = values.get("mfu_percent", 0.0) / 100 or values.get("mfu", 0.0)
-        if 0 < mfu < 1 and len(self.mfu) < _MAX_RATES:
+        if mfu > 0 and len(self.mfu) < _MAX_RATES:
             self.mfu.append(mfu)
         beside = _values(wording.beside, record)
         values |= {"s": values["s"] + sum(beside.values())} if beside else {}
@@ -416,11 +415,8 @@ def _between(means: Sequence[_Means]) -> list[_Means]:
         if one.row and one.num < _FEWEST_PARTS:
             continue  # the means of the reports that follow hold the first of an epoch
         span, error = one.num - start.num, half * (one.num + start.num)
-        sums = {
-            name: one.num * value - start.num * start.seconds[name]
-            for name, value in one.seconds.items()
-            if name in start.seconds
-        }
+        was = start.seconds
+        sums = {k: one.num * v - start.num * was[k] for k, v in one.seconds.items() if k in was}
         if min(sums.values()) < -error:
             return []
         if error <= _MOST_ERROR * sums["s"]:

@@ -35,8 +35,8 @@ _MAX_SPANS = 100_000
 _MAX_RATES = 1_000
 _MIN_STEPS = 20
 
-_MIN_SECONDS = 50
-"""Bars show whole seconds: over this span, a mean is accurate to 2 %."""
+_MIN_SECONDS, _FASTEST = 50, 1e-4
+"""Bars show whole seconds: over this span, a mean is accurate to 2 %. No iteration is faster."""
 
 _MIN_SPAN, _FEWEST_SECONDS = 3, 10
 """Of a bar that shows less than that: over this span, a mean is accurate to 10 %."""
@@ -159,11 +159,13 @@ class BarGrammar(Grammar):
         """Keep the bar that ran longest; of an epoch, the bar of its iterations that did."""
         named, bars = self._bars or ({}, {})
         for key, bar in [*bars.items()]:
-            same = [one for (_, n), one in named.items() if n == key[1]]  # that ranks tear apart
-            most, last = max(((len(o.seen), o.last_second) for o in same), default=(0, 0))
+            same = ((len(b.seen), b.last_second) for (_, n), b in named.items() if n == key[1])
+            most, last = max(same, default=(0, 0))  # of a bar that ranks tear apart
             is_torn = _FAR_LONGER * len(bar.seen) < most and bar.last_second <= last
             is_fast = bar.last_step > 10_000 * bar.last_second or _seconds(bar) < _MIN_SECONDS
-            is_fast &= key[1] == MAX_COUNT or (bar.is_done and bar.last_second < 2 > bar.before)
+            is_short = bar.is_done and bar.last_second < 2 > bar.before
+            is_scan = bool(bar.rates and bar.rates[-1][2] < _FASTEST)
+            is_fast &= key[1] == MAX_COUNT or is_short or is_scan
             if is_torn or (is_fast and not (bar.is_of_training or bar.is_of_epochs)):
                 del bars[key]  # it reads or scans files, perhaps
         if bars:

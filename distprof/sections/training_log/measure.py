@@ -114,6 +114,7 @@ def _times(log: TrainingLog) -> dict[str, Any]:
     counts = steady.copy()
     counts[first] |= log.duration_ns[first] < SLOWER_RATIO * ns.min()  # that is no warm-up
     spans = _weights(log.iteration[counts], log.duration_ns[counts], log.span[counts])
+    slower = _slow_span(log.iteration[counts], log.duration_ns[counts], spans, GROWN_RATIO)
     return {
         "num_steady": len(ns),
         "iterations_per_report": int(np.median(weight)),
@@ -126,9 +127,16 @@ def _times(log: TrainingLog) -> dict[str, Any]:
         "cv": spread / mean if mean > 0 else None,
         "steady_ns": tuple(ns[-MAX_KEPT:].tolist()),
         "first_ns": None if steady[first] else int(log.duration_ns[first]),
-        "slow_span": _slow_span(log.iteration[counts], log.duration_ns[counts], spans, GROWN_RATIO),
+        "slow_span": None if slower and slower.is_gradual and _grows(log, counts) else slower,
         **slow,
     }
+
+
+def _grows(log: TrainingLog, counts: NDArray[np.bool_]) -> bool:
+    """Whether throughput stays as it is: iterations that take longer hold more."""
+    rates = (getattr(log, name)[counts] for name in ("samples_per_s", *_TOKENS))
+    thirds = (np.array_split(one, 3) for one in rates)
+    return any(np.median(last) > APART * np.median(first) for first, _, last in thirds)
 
 
 def _weights(number: Int64Array, ns: Int64Array, span: Int64Array) -> Floats:
@@ -155,9 +163,7 @@ def _slow(number: Int64Array, ns: Int64Array, weight: Floats) -> dict[str, Any]:
     if is_mean or len(ns) < 2 * MIN_RECURRING:
         return {}
     # Median of each iteration's block of neighbours, because batches may grow during training
-    count = len(ns)
-    num_blocks = max(count // NEIGHBOURS, 1)
-    edges = np.linspace(0, count, num_blocks + 1).astype(np.int64)
+    edges = np.linspace(0, len(ns), max(len(ns) // NEIGHBOURS, 1) + 1).astype(np.int64)
     usual = np.repeat([float(np.median(ns[a:b])) for a, b in pairwise(edges)], np.diff(edges))
     usual = np.maximum(usual, near(ns))  # of those that are slow in a row
     more = np.pad(ns - usual, 1)
@@ -389,17 +395,14 @@ def _stage(log: TrainingLog) -> str:
     if log.is_of_slowest_ranks or log.facts.mesh.get("pp", 1) < 2:
         return ""
     later, earlier = (any(one in log.timers for one in to) for to in (_TO_LATER, _TO_EARLIER))
-    return {(True, False): "first", (True, True): "middle", (False, True): "last"}.get(
-        (later, earlier), ""
-    )
+    return ("", "first", "last", "middle")[later + 2 * earlier]
 
 
 def _ideal(log: TrainingLog) -> float | None:
-    facts = log.facts
-    stages, batches = facts.mesh.get("pp"), facts.num_micro_batches
-    if stages is None or batches is None or stages < 2:
+    facts, stages = log.facts, log.facts.mesh.get("pp", 1)
+    if facts.num_micro_batches is None or stages < 2:
         return None
-    return float(bubble_fraction(stages, batches, facts.virtual_stages or 1))
+    return float(bubble_fraction(stages, facts.num_micro_batches, facts.virtual_stages or 1))
 
 
 # The rest -----------------------------------------------------------------------------------------
