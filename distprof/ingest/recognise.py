@@ -147,14 +147,14 @@ def refuse_foreign(path: Path) -> None:
 
 
 def _refuse_known(path: Path, file: Path, table: str = "foreign") -> None:
-    foreign = foreign_format(file.name, _head(file), table)
+    foreign = foreign_format(file.name, head := _head(file), table)
     if foreign is not None:
         is_read = foreign.fix.startswith(("distprof fabric ", "distprof hang "))
         is_shown = foreign.shows and not is_read
         raise (OtherVerbError if is_read else StatementError if is_shown else InputError)(
             str(file),
             expected=_EXPECTED,
-            found=foreign.shown(_head(file)),
+            found=foreign.shown(head),
             fix=foreign.fix.format(path=shlex.quote(str(path)), record=_RECORD),
         )
 

@@ -920,20 +920,21 @@ def _side(head: str) -> str:
 
 def _compared(text: str) -> ScalingTable | None:
     """Speeds of several ways or moments that a short text compares."""
-    if (table := _sides(_table_rows(_lines(text)), "ways", "columns")) is not None:
+    lines = _lines(text)
+    if (table := _sides(_table_rows(lines), "ways", "columns")) is not None:
         return table
     if proved := _PATTERNS["proved"].search(text):
         first, second, ratio = (_number(proved[at]) or 1.0 for at in ("first", "second", "ratio"))
         if abs(first / second / ratio - 1) < _SAME:
             return _by_name({proved["one"]: 1 / first, proved["other"]: 1 / second}, "ways")
-    is_other = _PATTERNS["formula"].search(text) or _are_unlike(_lines(text), _WORK[:2])
-    found = [] if len(text) > _SHORT or is_other else [*_said(_lines(text))]
+    is_other = _PATTERNS["formula"].search(text) or _are_unlike(lines, _WORK[:2])
+    found = [] if len(text) > _SHORT or is_other else [*_said(lines)]
     for kind in ("iterations", "rate", "each", "time"):
         said = [one for one in found if one.kind == kind]
         are_whole = len(said) > 1 and not any(one.is_of_a_part for one in said)
         if are_whole and (table := _ways(said)) is not None:
             return table
-    return _extremes(found, _lines(text), is_changed=_PATTERNS["changed"].search(text) is not None)
+    return _extremes(found, lines, is_changed=_PATTERNS["changed"].search(text) is not None)
 
 
 def _ways(said: Sequence[_Said]) -> ScalingTable | None:

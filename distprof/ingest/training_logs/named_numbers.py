@@ -271,10 +271,9 @@ def number_of_step(line: bytes) -> tuple[int, int, str] | None:
     if step is None or step.lastindex is None:
         return None
     counted = (step.groupdict().get("counted") or b"").decode()
-    number = int(step[step.lastindex].replace(b",", b""))
-    at = step.start(step.lastindex)
-    is_another = b"epoch" in line or _PATTERNS["evaluated"].search(line, 0, at)
-    return None if number >= MAX_COUNT or (counted and is_another) else (number, at, counted)
+    number, at = int(step[step.lastindex].replace(b",", b"")), step.start(step.lastindex)
+    is_another = counted and (b"epoch" in line or _PATTERNS["evaluated"].search(line, 0, at))
+    return None if number >= MAX_COUNT or is_another else (number, at, counted)
 
 
 def _read(text: bytes) -> Report | None:
