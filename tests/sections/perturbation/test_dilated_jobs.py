@@ -17,7 +17,7 @@ from distprof.run.run import Run
 from distprof.sections.context import ProbeRecords
 from distprof.sections.measure_run import analysed_windows
 from distprof.sections.perturbation import PerturbationResult
-from distprof.sections.perturbation.measure import UntracedSteps, correct
+from distprof.sections.perturbation.measure import LEAST_COST, UntracedSteps, correct
 from tests.builders import make_run
 from tests.drawn import drawn
 from tests.sections.measured import measure
@@ -128,6 +128,11 @@ FAULTS: dict[str, tuple[str, Callable[[Program, float], Program]]] = {
     "python": ("HST112", lambda p, ns: replace(p, pause=("", round(ns)))),
 }
 
+LEAST_LOST = dict.fromkeys(FAULTS, 0.05) | {"python": 0.1}
+"""Share of the step from which a fault must be found: above its rule's limit, which is 0.08 for
+code that nothing names.
+"""
+
 
 @pytest.mark.parametrize("seed", drawn(range(60), always=4))
 @pytest.mark.parametrize("fault", FAULTS)
@@ -143,11 +148,12 @@ def test_the_price_is_what_untraced_steps_lose(fault, seed):
     traced = run(faulty, STEPS, noisy(int(rng.integers(2, 9)) * US, seed))
     report = distprof.analyze(as_run(traced), step_ns=round(faulty_ns))
     accused = [one for one in report.findings if one.code.startswith(("HST", "INP"))]
-    if faulty_ns - healthy_ns < 0.05 * faulty_ns:
+    lost_ns = faulty_ns - healthy_ns
+    if lost_ns < LEAST_LOST[fault] * faulty_ns:
         return
     assert accused[0].code == code
     price = accused[0].remaining_ns or accused[0].recoverable_ns
-    assert price == pytest.approx(faulty_ns - healthy_ns, rel=0.15)
+    assert price == pytest.approx(lost_ns, rel=0.15, abs=LEAST_COST * faulty_ns)
 
 
 def test_without_a_cost_nothing_moves():
