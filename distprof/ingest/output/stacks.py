@@ -43,7 +43,10 @@ def stacks_in(text: str, *, is_crash: bool = False) -> tuple[tuple[str, ...], in
         dump = list(_dump(lines))
         at = next((i for i, x in enumerate(dump) if x.startswith("Current") and is_crash), None)
         crashed = () if at is None else calls_of([*_leading(dump[at + 1 :], FRAME)])
-        return crashed or calls_of(main_stack(dump)), rank, len(dump)
+        main = main_stack(dump)
+        if is_crash and at is None and not last_own("\n".join(main)):
+            main = []  # a native thread crashed: what a library's thread does says nothing
+        return crashed or calls_of(main), rank, len(dump)
     if _HOW["framed"].match(first):
         own = [line for line in lines if _HOW["framed"].match(line)]
         return calls_of(own, _HOW["framed"]), rank, len(lines)

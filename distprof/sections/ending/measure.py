@@ -1543,8 +1543,9 @@ def _cut(output: JobOutput, kind: str = "cut") -> EndingResult | None:
     if "type" not in event.fields and (began := stands or _stood(output, [event])):
         return began
     place = event.fields.get("place") or last_own(_frames(event))
-    kind, is_bare = event.fields.get("type", "an exception"), "bare" in event.fields
-    lacks = f"{'which has no' if is_bare else 'but the text ends before its'} message"
+    lacks = f"but the text {'lacks' if 'place' in event.fields else 'ends before'} its message"
+    lacks = "which has no message" if "bare" in event.fields else lacks
+    kind = event.fields.get("type", "an exception")
     code = _last_code(event)
     if failed := re.search(r"(?:^|  )((?:assert|raise) .*)", code):
         kind, lacks = f"an exception at “{failed[1][:_MAX_SAID]}”", lacks.replace("its", "any")
