@@ -13,7 +13,7 @@ import sys
 from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from itertools import filterfalse, takewhile
 
 from msgspec.structs import replace
@@ -134,6 +134,8 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     failed = failed if found.state == FAILED else set()
     is_later = found.ranks and " first" in found.verdict
     also = "ended or reported an error after it" if is_later else "reported errors"
+    steps = found.next_steps or tuple(_steps(found))
+    found = _in_terms_of(_backend(output), replace(found, next_steps=steps))
     return replace(
         found,
         num_followers=len(failed),
@@ -144,12 +146,22 @@ def diagnose_output(output: JobOutput) -> EndingResult:
             *filter(None, (last_said(found.ranks, output) * (found.cause == "behind"),)),
             *earlier,
         ),
-        next_steps=found.next_steps or tuple(_steps(found)),
         lines=tuple(map(as_line, events[:_MAX_LINES])),
         stacks=stacks_of(output),
         world_size=output.world_size,
         num_lines=output.num_lines,
     )
+
+
+def _in_terms_of(library: str, found: EndingResult) -> EndingResult:
+    """Sentences with what another library than NCCL and its devices have instead."""
+    terms = words().terms.get(library, {})
+
+    def said(text: str) -> str:
+        return reduce(lambda one, term: one.replace(*term), terms.items(), text)
+
+    steps = tuple(map(said, found.next_steps))
+    return replace(found, verdict=said(found.verdict), next_steps=steps)
 
 
 def _of_author(output: JobOutput) -> JobOutput:
@@ -1543,7 +1555,8 @@ def _cut(output: JobOutput, kind: str = "cut") -> EndingResult | None:
     if "type" not in event.fields and (began := stands or _stood(output, [event])):
         return began
     place = event.fields.get("place") or last_own(_frames(event))
-    lacks = f"but the text {'lacks' if 'place' in event.fields else 'ends before'} its message"
+    is_above = kind == "frames" and "place" in event.fields
+    lacks = f"but the text {'lacks' if is_above else 'ends before'} its message"
     lacks = "which has no message" if "bare" in event.fields else lacks
     kind = event.fields.get("type", "an exception")
     code = _last_code(event)

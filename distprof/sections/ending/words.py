@@ -39,6 +39,7 @@ class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     said: dict[str, str]
     steps: dict[str, tuple[str, ...]]
     operations: dict[str, str]
+    terms: dict[str, dict[str, str]]
     results: dict[str, str]
     patterns: dict[str, str]  # Regular expressions.
     activity: dict[str, Activity]
