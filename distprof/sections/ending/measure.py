@@ -623,6 +623,10 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     ]
     if not events:
         return None
+    root = _root(output)
+    summed = [e for e in events if root and e.file == root.file
+              and 0 < e.line - root.line <= _OF_A_FAILURE and "traceback :" in e.text]  # fmt: skip
+    events = summed or events  # the summary of torchrun names the first failure last
     head = _first_of(events)
     tries = [e for e in events if e.file == head.file and abs(e.line - head.line) <= _NEAR_LINES]
     event = min(tries, key=_precedence)
@@ -652,7 +656,6 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
         line = f"{told}: {line}"
     for one, several in words().several.items() if len(ranks) > 1 else ():
         line = line.replace(one, several)
-    root = _root(output)
     who = capitalized(name_ranks(ranks)) if ranks else "A process"
     is_one = len({_key(e) for e in events if e.rank is None}) == 1
     if root is not None and (ranks == (root.rank,) if ranks else is_one):
@@ -715,6 +718,7 @@ def _first_of(events: list[OutputEvent]) -> OutputEvent:
 
 
 _NEAR_LINES = 400
+_OF_A_FAILURE = 4  # lines from a rank to its traceback in the summary of torchrun
 _SURVIVABLE = ("build", "exception", "error")
 _SURVIVED_LINES = 2_000
 """A job that prints this much after an exception, and no other trouble, has survived it."""
