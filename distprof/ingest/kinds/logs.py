@@ -370,8 +370,8 @@ _ERROR = {"error", "mixed"}
 _ENDED = {"finished", "closed"}
 _STARTS = {"setup", "calls", "joining", "preparing", "complaint", "silence", "wait", "remedy"}
 # Beginnings of what a run without times, and one that stands, is called.
-_WITHOUT_TIMES = ("losses of", "a progress bar")  # It says more that such a job finished.
-_OF_A_RUN = ("output of nccl-tests", "a speed of", "a single ", "a bar of Keras", *_WITHOUT_TIMES)
+_WITHOUT_TIMES = ("losses of", "a progress bar", "a speed of")  # It says more that such a job finished.
+_OF_A_RUN = ("output of nccl-tests", "a single ", "a bar of Keras", *_WITHOUT_TIMES)
 _OF_A_SLOW_JOB = ("text about a slow job", "loading of data, which the text", "a time per {what}")
 _STOPPED = {"cancelled", "stopped"}
 _WEAK = {"agents", "closing", "waiting", *_STOPPED, *_ERROR}

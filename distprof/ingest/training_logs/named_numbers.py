@@ -366,7 +366,8 @@ def of_the_usual_kind(found: list[Report], fewest: int = FEWEST) -> list[Report]
     num = len({one.number for one in mine})
     mine = [one for one in mine if one.time is not None or one.rate is not None] or mine
     mine = mine[:1] + [one for before, one in pairwise(mine) if one.number != before.number]
-    if num < fewest and (num < 2 or len(mine) < 2 * FEWEST):  # two steps of each epoch
+    are_two = num == 2 and all(one.time and one.has_unit for one in mine)
+    if num < fewest and not (are_two or (num > 1 and len(mine) >= 2 * FEWEST)):
         return []
     pairs = [*pairwise(mine)]
     rises = sum(b.number > a.number for a, b in pairs)
