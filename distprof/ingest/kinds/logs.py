@@ -369,7 +369,7 @@ _OF_KERNELS = {"xid", "host_memory", "crash", "stage"}
 _ERROR = {"error", "mixed"}
 _ENDED = {"finished", "closed"}
 _STARTS = {"setup", "calls", "joining", "preparing", "complaint", "silence", "wait", "remedy"}
-# Beginnings of what a run without times, and one that stands, is called. That it finished says more.
+# Beginnings of names of runs without times (that they finished says more), and of those that stand.
 _WITHOUT_TIMES = ("losses of", "a progress bar", "a speed of")
 _OF_A_RUN = ("output of nccl-tests", "a single ", "a bar of Keras", *_WITHOUT_TIMES)
 _OF_A_SLOW_JOB = ("text about a slow job", "loading of data, which the text", "a time per {what}")
