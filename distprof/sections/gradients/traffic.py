@@ -260,10 +260,5 @@ def _search(
     bitmap_exposed = int(exposed[bitmap].sum())
     if context.is_cpu:
         return searched, searched + bitmap_exposed
-    busy = union(
-        Intervals(
-            np.concatenate((timeline.computation.start, timeline.communication.start)),
-            np.concatenate((timeline.computation.end, timeline.communication.end)),
-        )
-    )
-    return searched, covered_ns(subtract(ranges, busy), windows) + bitmap_exposed
+    alone = subtract(subtract(ranges, timeline.computation), timeline.communication)
+    return searched, covered_ns(alone, windows) + bitmap_exposed

@@ -508,7 +508,7 @@ def _input_part(host: Table, gaps: Gaps) -> Intervals:
     rows = host.take(np.flatnonzero(is_loading(host)))
     if len(rows) == 0:
         return EMPTY
-    return _covered_part(gaps, gaps.end, gaps.thread == NO_THREAD, intervals_of(rows))
+    return _covered_part(gaps, gaps.thread == NO_THREAD, intervals_of(rows))
 
 
 def _comm_wait_part(host: Table, gaps: Gaps, launches: Launches, taken: Intervals) -> Intervals:
@@ -518,7 +518,7 @@ def _comm_wait_part(host: Table, gaps: Gaps, launches: Launches, taken: Interval
         return union(Intervals(gaps.ready[across], handed_over[across]))
     rows = host.take(named(host, WAIT_CALLS))
     everywhere = np.ones(len(gaps.start), dtype=np.bool_)
-    return subtract(_covered_part(gaps, gaps.end, everywhere, intervals_of(rows)), taken)
+    return subtract(_covered_part(gaps, everywhere, intervals_of(rows)), taken)
 
 
 def _last_part(gaps: Gaps, late: Intervals, late_ns: Int64Array, wanted: Int64Array) -> Intervals:
@@ -529,10 +529,8 @@ def _last_part(gaps: Gaps, late: Intervals, late_ns: Int64Array, wanted: Int64Ar
     return Intervals(np.where(wanted > 0, begin, gaps.ready), gaps.ready)
 
 
-def _covered_part(
-    gaps: Gaps, until: Int64Array, mask: NDArray[np.bool_], ranges: Intervals
-) -> Intervals:
-    return intersect(union(Intervals(gaps.start[mask], until[mask])), union(ranges))
+def _covered_part(gaps: Gaps, mask: NDArray[np.bool_], ranges: Intervals) -> Intervals:
+    return intersect(union_where(Intervals(gaps.start, gaps.end), mask), union(ranges))
 
 
 def _first_of_launch(activity: Table, launches: Launches) -> NDArray[np.bool_]:
