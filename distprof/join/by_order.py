@@ -221,7 +221,7 @@ class GroupMerge(msgspec.Struct):
         """Start with one sequence per clock, or several if their shift is unclear."""
         order = sorted(operations, key=lambda rank: (-len(operations[rank]), rank))
         sequences = []
-        for ranks in grouped((clocks.clock_of[rank], rank) for rank in order).values():
+        for ranks in grouped([(clocks.clock_of[rank], rank) for rank in order]).values():
             sequences += _merge_ranks(ranks, operations, clocks)
         sequences.sort(key=lambda sequence: (-len(sequence.ops), min(sequence.members)))
         return cls(sequences[0], sequences[1:])

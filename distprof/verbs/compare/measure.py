@@ -119,7 +119,7 @@ def compare_collectives(
     resized = shared & {axis for axis, _ in sizes[0] ^ sizes[1]}
     mine, theirs = (
         grouped(
-            ((row.kind, axis, None if axis in resized else row.bytes), row) for axis, row in rows
+            [((row.kind, axis, None if axis in resized else row.bytes), row) for axis, row in rows]
         )
         for rows in both
     )
