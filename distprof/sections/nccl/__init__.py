@@ -179,6 +179,8 @@ def why_not_fast(result: NcclResult) -> str:
     said = [warning.text for warning in result.warnings]
     said += [f"{setting.name}={setting.value}" for setting in (*result.settings, *result.remarks)]
     said += [f"no IB by {text}" for text in said if "IB" in result.missing_networks]
+    said += [f"no device of {network}" for network in result.missing_networks]
+    said += [f"card {card}" for host in result.hosts for card in host.cards]
     rows = ((re.search(row, text), why) for row, why in SAYS["slow"].items() for text in said)
     return next((str(why).format(*found.groups()) for found, why in rows if found), "")
 

@@ -5,6 +5,7 @@ Source: the messages of NCCL 2.4 to 2.28 and RCCL. Only the initialisation is ti
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from distprof.sections.nccl import (
     BETWEEN,
     INSIDE,
     NO_LOG,
+    SAYS,
     NcclChoices,
     NcclGroup,
     NcclHost,
@@ -164,8 +166,10 @@ class _Places:
 def _transports(log: NcclLog, places: _Places) -> tuple[NcclTransport, ...]:
     ends: dict[tuple[str, str, bool], Counter[_End]] = defaultdict(Counter)
     writers: dict[tuple[str, str, bool], set[int]] = defaultdict(set)
+    is_tcp = any(re.match(SAYS["slow_provider"], card.name) for card in log.cards)
     for edge in log.edges:
-        key = (places.where(edge), edge.transport, edge.has_gdr)
+        over = " over Socket" if is_tcp and edge.transport.endswith("Libfabric") else ""
+        key = (places.where(edge), edge.transport + over, edge.has_gdr)
         ends[key][edge.communicator, edge.source, edge.target, edge.direction] += edge.num_lines
         writers[key] |= set() if edge.process is None else {edge.process}
     made = []
@@ -254,7 +258,8 @@ def _hosts(log: NcclLog) -> tuple[NcclHost, ...]:
 
 def _host(log: NcclLog, host: str, processes: Sequence[int], used: set[int]) -> NcclHost:
     networks = {card.network for card in log.cards if card.host == host}
-    shown = next((n for n in sorted(networks) if n != "Socket"), "Socket")
+    lost = {name for name, who in log.missing_networks.items() if {*who} & {*processes}}
+    shown = next((n for n in sorted(networks - lost) if n != "Socket"), "Socket")
     cards = [card for card in log.cards if (card.host, card.network) == (host, shown)]
     ranks = {log.processes[index].rank for index in processes}
     return NcclHost(

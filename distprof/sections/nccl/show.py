@@ -102,7 +102,9 @@ def _line(result: NcclResult) -> str:
         return f"{capitalized(line)}. {chosen}".rstrip()
     if topology := _topology(result):
         return f"{_chosen(result)} {topology}".lstrip()
-    known = " ".join(filter(None, (_warnings(result), _chosen(result)))) or _plugin(result)
+    plugin = _plugin(result)
+    warned = plugin if "Libfabric" in result.missing_networks else _warnings(result)
+    known = " ".join(filter(None, (warned, _chosen(result)))) or plugin
     return f"{known} {next(told(result), '')}".strip()
 
 
@@ -136,6 +138,7 @@ def _shown(result: NcclResult) -> dict[str, str]:
         "sockets inside": any(way.transport.endswith("Socket") for way in inside),
         "peer access": any("P2P" in name or name == NcclRemark.PEER_OFF for name in names),
         "one host": result.is_on_one_host,
+        "failed plug-in": "Libfabric" in result.missing_networks and not ways,
         "one rank": result.groups[:1] and result.groups[0].num_ranks == 1,
         "several hosts": result.has_several_hosts and not result.is_on_one_host,
         "network of a host": result.networks and is_alone and not result.is_on_one_host,

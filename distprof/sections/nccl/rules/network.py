@@ -112,8 +112,9 @@ def _by_choice(nccl: NcclResult) -> Iterator[Draft]:
 def _access(nccl: NcclResult) -> str:
     """What to do so that NCCL uses another network, by the log's reason why it does not."""
     why = why_not_fast(nccl)
-    kind = "misnamed" if " fits " in why else "disabled" if " is set" in why else "unavailable"
-    return advice("nccl-over-sockets", kind)
+    kinds = {" fits ": "misnamed", " is set": "disabled", "libfabric": "plugin"}
+    fitting = (kind for sign, kind in kinds.items() if sign in why)
+    return advice("nccl-over-sockets", next(fitting, "unavailable"))
 
 
 def _why(nccl: NcclResult) -> str:

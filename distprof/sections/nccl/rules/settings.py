@@ -74,6 +74,7 @@ def shared_memory_inside_node(nccl: NcclResult, limits: Limits) -> Iterator[Draf
         # From what NCCL says of GPUs, where the log names no connection
         by = "NVLink" if any(remark.value == "NVLink" for remark in refused) else "PCIe"
         most = max(remark.num_processes for remark in refused)
+        refusal = "linked" if by == "NVLink" else "refused"
         value = setting_of(nccl, "NCCL_P2P_DISABLE")
         because = f"; NCCL_P2P_DISABLE is set to {value}" if value else ""
         yield Draft(
@@ -82,7 +83,7 @@ def shared_memory_inside_node(nccl: NcclResult, limits: Limits) -> Iterator[Draf
                 f"NCCL says that access by {by} is disabled, so that every byte between GPUs goes "
                 f"through CPU memory{because}."
             ),
-            fix=advice("shared-memory-inside-node", "set" if value else "refused"),
+            fix=advice("shared-memory-inside-node", "set" if value else refusal),
             confidence=Confidence.INFERRED,
             evidence=("nccl.remarks", "nccl.settings"),
         )
