@@ -163,12 +163,13 @@ def _why_slow(curve: FabricCurve, speed: float, profile: FabricFile) -> str:
             said for said, least, what in rows if speed < least * 1e9 and re.search(what, name)
         )
         return next(map(_say, known), "")
+    causes = (f". {note}" for note in profile.notes if note.startswith((SOCKETS, "NCCL_")))
+    why = next(causes, "") if curve.num_nodes else ""
     is_of_node = curve.kind in _OF_A_NODE or curve.group_size == curve.num_nodes
-    if not curve.num_nodes or not is_of_node:
-        return ""
-    why = next((f". {note}" for note in profile.notes if note.startswith(SOCKETS)), "")
+    if why or not curve.num_nodes or not is_of_node:
+        return why
     slow = "ethernet" if speed < _MOST_ETHERNET else "between" if speed < _MOST_CARD else ""
-    return why or (_say(slow, rate=speed * 8 / 1e9) if slow else "")
+    return _say(slow, rate=speed * 8 / 1e9) if slow else ""
 
 
 def _dip(curve: FabricCurve, best: FabricPoint) -> tuple[FabricPoint, float] | None:
@@ -195,7 +196,8 @@ def _of_link(curves: Sequence[FabricCurve], *, is_both_ways: bool) -> str:
     if is_both_ways:
         return f"One link reaches {speed:.3g} Gb/s in both directions together."
     rate = next((rate for rate in _LINK_RATES if speed <= _ABOVE * rate), _LINK_RATES[-1])
-    text = f"One link reaches {speed:.3g} Gb/s, {format_ratio(speed / rate)} of {rate} Gb/s"
+    share = f", {format_ratio(speed / rate)} of {rate} Gb/s" * (speed >= _LESS * rate)
+    text = f"One link reaches {speed:.3g} Gb/s{share}"
     if speed >= _FULL * rate:
         return f"{text}: a link of that rate gives no more; compare it with the card's (ibstat)."
     return text + _say("card")

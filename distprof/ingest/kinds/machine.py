@@ -116,6 +116,7 @@ def _copies(lines: Sequence[str]) -> Iterator[GpuCopies]:
             rows = {}
         elif (row := _SAYS["speeds"].fullmatch(line)) and int(row[1]) == len(rows) < MAX_DEVICES:
             rows[len(rows)] = [0.0 if cell == "N/A" else float(cell) for cell in row[2].split()]
+    refusals = [bool(said[1]) for said in map(_SAYS["access"].search, lines) if said]
     for (host, is_both_ways, is_direct), matrix in sorted(matrices.items()):
         pairs = [
             (speed, (other if host else gpu, other))
@@ -127,7 +128,7 @@ def _copies(lines: Sequence[str]) -> Iterator[GpuCopies]:
             least, slowest = min(pairs)
             yield GpuCopies(
                 is_both_ways=is_both_ways,
-                is_direct=is_direct,
+                is_direct=is_direct and not (refusals and all(refusals)),
                 num_gpus=max(map(len, matrix.values())),
                 bytes_per_s=median(one[0] for one in sorted(pairs)[bool(host) :] or pairs) * 1e9,
                 slowest_bytes_per_s=least * 1e9,

@@ -47,9 +47,11 @@ def forced_nccl_settings(
         named = {name: one for name, one in named.items() if not name.startswith("NCCL_P2P")}
     if not named:
         return
-    parts = [f"{name}={value} ({what})" for name, (value, what) in named.items()]
+    shown = {f"{name}={value}": what for name, (value, what) in named.items()}
+    slow = {one: SAYS["slowest"][one] for one in shown if one in SAYS["slowest"]}
+    parts = [f"{one} ({what})" for one, what in (slow | shown | slow).items()]
     is_only_known = nccl.num_files > 0 and not nccl.num_texts  # nothing shows what NCCL uses
-    is_heavy = is_only_known or bool(named.keys() & {*SAYS["inside"], "NCCL_IB_HCA"})
+    is_heavy = is_only_known or bool(slow or named.keys() & {*SAYS["inside"], "NCCL_IB_HCA"})
     settings, names = counted(len(parts), "setting"), few_names([*named], 2)
     yield Draft(
         headline=f"{settings} of the environment {verb(parts, 'restrict')} NCCL: {names}",
