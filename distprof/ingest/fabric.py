@@ -196,6 +196,7 @@ def _nccl_tests(lines: Sequence[str], source: str) -> FabricFile:
         f"{one[1]} {'leaves it one network card' if 'HCA' in one[1] else 'restricts it'}: "
         "measure again without this setting."
         for one in set_to
+        if "HCA" not in one[1] or len({*chain(*(table.hosts.values() for table in tables))}) != 1
     ]
     if len(tables) == 1:
         tables[0].label = ""

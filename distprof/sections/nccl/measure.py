@@ -11,6 +11,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, starmap
 
+from msgspec.structs import replace
+
 from distprof.artefacts.record import grouped, made_from
 from distprof.run.logs import NcclCommunicator, NcclEdge, NcclLog
 from distprof.run.run import Run
@@ -41,6 +43,7 @@ def analyze_nccl(run: Run) -> NcclResult:
     log = run.get(NcclLog)
     if log is None:
         return NcclResult(is_missing=_uses_nccl(run), unavailable=(f"{capitalized(NO_LOG)}.",))
+    log = _as_it_runs(log)
     places = _Places(log)
     return made_from(
         log,
@@ -74,6 +77,18 @@ def analyze_nccl(run: Run) -> NcclResult:
         ),
         unavailable=_limits(log),
     )
+
+
+def _as_it_runs(log: NcclLog) -> NcclLog:
+    """The log in which libfabric counts as sockets if it runs over TCP."""
+    if not any(re.match(SAYS["slow_provider"], card.name) for card in log.cards):
+        return log
+    edges = (
+        replace(edge, transport=edge.transport.replace("Libfabric", "Libfabric over Socket"))
+        for edge in log.edges
+    )
+    networks = {"Socket": tuple({*chain(*log.networks.values())})} if log.networks else {}
+    return replace(log, networks=networks, edges=tuple(edges))
 
 
 def _uses_nccl(run: Run) -> bool:
@@ -166,10 +181,8 @@ class _Places:
 def _transports(log: NcclLog, places: _Places) -> tuple[NcclTransport, ...]:
     ends: dict[tuple[str, str, bool], Counter[_End]] = defaultdict(Counter)
     writers: dict[tuple[str, str, bool], set[int]] = defaultdict(set)
-    is_tcp = any(re.match(SAYS["slow_provider"], card.name) for card in log.cards)
     for edge in log.edges:
-        over = " over Socket" if is_tcp and edge.transport.endswith("Libfabric") else ""
-        key = (places.where(edge), edge.transport + over, edge.has_gdr)
+        key = (places.where(edge), edge.transport, edge.has_gdr)
         ends[key][edge.communicator, edge.source, edge.target, edge.direction] += edge.num_lines
         writers[key] |= set() if edge.process is None else {edge.process}
     made = []

@@ -141,7 +141,7 @@ def _shown(result: NcclResult) -> dict[str, str]:
         "sockets inside": any(way.transport.endswith("Socket") for way in inside),
         "peer access": any("P2P" in name or name == NcclRemark.PEER_OFF for name in names),
         "one host": result.is_on_one_host,
-        "failed plug-in": "Libfabric" in result.missing_networks and not ways,
+        "failed plug-in": "Libfabric" in result.missing_networks and not result.networks,
         "one rank": result.groups[:1] and result.groups[0].num_ranks == 1,
         "several hosts": result.has_several_hosts and not result.is_on_one_host,
         "network of a host": result.networks and is_alone and not result.is_on_one_host,

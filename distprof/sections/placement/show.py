@@ -154,7 +154,7 @@ def _copies(measured: Sequence[GpuCopies]) -> str:
     alike = [one for one in between if one.is_both_ways == between[0].is_both_ways]
     speed = {one.is_direct: format_bandwidth(one.bytes_per_s) for one in alike}
     of = {one.is_direct: one.bytes_per_s for one in alike}
-    what = "median of all pairs" + (", both directions together" if alike[0].is_both_ways else "")
+    what = "median" + (", both directions together" if alike[0].is_both_ways else "")
     if len(alike) > len(of):  # both matrices are of copies without access
         why = "nvidia-smi topo -p2p r says why (ACS or the IOMMU, a virtual machine, GeForce)"
         how = f"copies go through host memory ({speed[max(speed)]})"

@@ -52,7 +52,7 @@ def forced_nccl_settings(
     parts = [f"{one} ({what})" for one, what in (slow | shown | slow).items()]
     is_only_known = nccl.num_files > 0 and not nccl.num_texts  # nothing shows what NCCL uses
     # A host of two GPUs may have a single card
-    is_large = is_only_known or any(host.num_processes > 2 for host in nccl.hosts)
+    is_large = bool(nccl.transports) or any(host.num_processes > 2 for host in nccl.hosts)
     heavy = {*SAYS["inside"], *["NCCL_IB_HCA"] * is_large}
     is_heavy = is_only_known or bool(slow or named.keys() & heavy)
     settings, names = counted(len(parts), "setting"), few_names([*named], 2)
