@@ -74,7 +74,8 @@ def analyze_ending(run: Run) -> EndingResult:
         (log.edges, log.networks, log.links, log.warnings, log.remarks)
     )
     if log is not None and log.test_hosts and not log.tested:  # a test that stands
-        is_known &= len({*log.test_hosts.values()}) == 1 and not log.edges
+        is_told = len({*log.test_hosts.values()}) == 1 or bool(log.missing_networks)
+        is_known &= is_told and not log.edges
     quiet = ("", "set-up", "ready", "stage", "finished")
     if found.state or found.cause not in quiet or not is_known:
         return found
@@ -1376,7 +1377,10 @@ def _peer(output: JobOutput) -> EndingResult | None:
         who = who if warning.rank in (None, event.rank) else _subject(warning)
         line = f"{who} failed in NCCL{where}: {_warned(warning)}{also}."
         steps = steps[1:]
-    advice = advice_on(event.yields, f"{line}{tail} {event.text}")
+    all_said = f"{line}{tail} {event.text}"
+    advice, row = advice_on(event.yields, all_said), class_of(event.yields, all_said)
+    if event.yields == "nccl" and row and row.says:
+        line = f"{who} {row.says} ({line.partition(': ')[2].partition('. ')[0].rstrip('.')})."
     if event.yields == "nccl" and not advice:
         of_gpu = "uda failure" in line.lower()
         advice = advice_on("device" if of_gpu else "network", line + event.text * of_gpu)
