@@ -338,6 +338,7 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
             steady[timed[:1]] = ns[:1] <= (_ALIKE if is_late else 1.0) * ns[1:].max(initial=0)
         is_ahead = (_FAR * ns[:-1] < usual) & (ns[1:] * _ALIKE > usual)
         if not is_ahead[_FIRST:].any():
+            is_ahead[1:] = np.minimum.accumulate(is_ahead[1:])  # a usual one ends the launch
             steady[timed[:-1][is_ahead]] = False
         return steady if steady.any() else self.duration_ns != ABSENT
 

@@ -328,7 +328,9 @@ def _of_one_rank(
     return [row for row in rows if row.rank == rank], place
 
 
-def slow_rank(found: Iterable[tuple[str, int | None, int | None]]) -> list[str]:
+def slow_rank(
+    found: Iterable[tuple[str, int | None, int | None]], fewest: int = _FEWEST
+) -> list[str]:
     """A note on the rank whose time is far above that of all others: names, ranks, and ns.
 
     A rank spends longer in what waits for others the less it is late, so that does not count.
@@ -340,12 +342,13 @@ def slow_rank(found: Iterable[tuple[str, int | None, int | None]]) -> list[str]:
     least = _LEAST_EXCESS * median([ns for each in times[""].values() for ns in each] or [math.inf])
     notes = [(least, "")]
     for name, of in times.items():
-        usual = sorted((median(each), rank) for rank, each in of.items() if len(each) >= _FEWEST)
+        usual = sorted((median(each), rank) for rank, each in of.items() if len(each) >= fewest)
         if len(usual) > 1 and usual[-1][0] > _APART * usual[-2][0]:
             (rest, _), (longest, of_rank) = usual[-2:]
             what = f"for {name}" if name else "per iteration"
-            far = f"Rank {of_rank} takes {format_duration(longest)} {what}, the "
-            note = f"{far}{len(usual) - 1:,} others at most {format_duration(rest)}."
+            others = "other" if len(usual) == 2 else f"{len(usual) - 1:,} others at most"
+            far = f"Rank {of_rank} takes {format_duration(longest)} {what}"
+            note = f"{far}, the {others} {format_duration(rest)}."
             notes.append((longest - rest, note))
     return [note for _, note in [max(notes)] if note]
 

@@ -115,6 +115,8 @@ class PhasesGrammar(Grammar):
 
     def take(self, block: bytes) -> None:
         """Read phases with their times, or a table with a column for each phase."""
+        if len(_PATTERNS["of_rank_0"].findall(block)) > FEWEST:
+            block = _PATTERNS["of_other_ranks"].sub(b"", block)
         if column := _PATTERNS["unit_of_column"].search(block):
             block = _PATTERNS["first_value"].sub(rb"\1 " + column["unit"], block)
         text = block.decode("utf-8", "replace")

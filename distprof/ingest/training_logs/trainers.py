@@ -243,12 +243,23 @@ class BarGrammar(Grammar):
         off = (abs(each * n / second - 1) if second else 0.0 for n, second, each, _ in bar.rates)
         # That passed: not of a training that continued, nor the few first steps of one.
         is_all = next(off, 0.0) < _CHANGED - 1 and step >= _FEWEST_STEPS
-        if ratio > _SLOW_START or (len(self.rows) > 1 and ratio < 1 / _CHANGED and is_all):
+        what = "epoch" if bar.is_of_epochs else "iteration"
+        jumps = ((b - a, n) for (m, a), (n, b) in pairwise(bar.seen) if n == m + 1)
+        took, at = max(jumps, default=(0, 0))
+        usual = s_to_ns((bar.last_second - took) / max(bar.last_step - 1, 1)) or 0
+        is_one = (
+            took >= _FEWEST_SECONDS
+            and took * 1e9 > _FAR_LONGER * usual < _CHANGED * start * _FAR_LONGER
+        )
+        if len(self.rows) == 1 and is_all and is_one:
+            self.rows = [Row(bar.last_step, usual, bar.last_step - 1)]
+            times = format_duration(s_to_ns(took)), took * 1e9 / usual, format_duration(usual)
+            self.notes.append(NOTES["one_far"].format(what, at, *times))
+        elif ratio > _SLOW_START or (len(self.rows) > 1 and ratio < 1 / _CHANGED and is_all):
             self.rows.insert(0, Row(step, start, step))
         elif len(self.rows) == 1 and not 1 / _CHANGED < ratio < _CHANGED and is_all:
-            what = "epochs" if bar.is_of_epochs else "iterations"
             note = NOTES["became" if ratio < 1 / _SLOW_START else "before"]
-            self.notes.append(note.format(step, what, format_duration(start), 1 / ratio))
+            self.notes.append(note.format(step, f"{what}s", format_duration(start), 1 / ratio))
 
 
 def _as_bars(block: bytes) -> bytes:

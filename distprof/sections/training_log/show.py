@@ -72,6 +72,11 @@ def training_verdict(report: Report) -> VerdictText:
         undecided = _undecided(log)
     why = (
         *undecided,
+        *(
+            f"{t.name} takes {format_duration(t.mean_ns)} in {counted(t.num_reports, log.unit)} of "
+            f"{log.num_steady}."
+            for t in _rare(log)
+        ),
         *(_waiting(log), _reducing(log)),
         *(_TABLE["slow_rank"] if line.startswith("Rank ") else _advice(log), slower_sentence(log)),
         *(_slow_sentence(log), f"Throughput: {rates}." if (rates := rate_text(log)) else ""),
@@ -153,15 +158,18 @@ def _line(log: TrainingLogResult) -> str:
         return f"{first} {text} To see where time goes, {how}.".lstrip()
     usual, mean = format_duration(log.median_ns), format_duration(log.mean_ns)
     time = f"{_what(log)} {'comes every' if log.unit == 'report' else 'takes'} {mean}"
-    if _is_skewed(log):
+    if (rare := _rare(log)) and _shares(log):
+        names = " and ".join(timer.name for timer in rare)
+        time = f"{_what(log)} takes {format_duration(_without(log))} without {names}"
+    elif modes := _modes(log):
+        time = f"{time}: {modes}"
+    elif _is_skewed(log):
         at = log.longest_iteration
         longest = "the longest" if at is None else f"{log.unit} {at:,} takes"
         longest = f"{longest} {format_duration(log.max_ns)}"
         time = f"{_what(log)} usually takes {usual}, but {longest}: that makes the mean {mean}"
     elif log.unit == "epoch" and (log.first_ns or 0) > _FAR_LONGER * (log.median_ns or math.inf):
         return f"The first report shows {format_duration(log.first_ns)} per epoch, others {mean}."
-    elif modes := _modes(log):
-        time = f"{time}: {modes}"
     elif (or_all := next(filter(None, map(_OF_ONE, log.unavailable)), None)) and not _shares(log):
         each = format_duration(round(log.mean_ns / int(or_all[1])))
         return f"{time}, or {each} if a printed time covers {or_all[1]} {log.unit}s."
@@ -171,8 +179,9 @@ def _line(log: TrainingLogResult) -> str:
             use += f", and {_SHORT}"
         more = f"{use}." if use else _of_reports(log)
         return f"{time}{_phases(log, len(time)) or more}"
+    is_of_slowest = any(note.startswith("Each timer") for note in log.unavailable)
     who = f"the {log.timer_stage} stage" if log.timer_stage else "the slowest rank"
-    if log.mesh.get("pp", 1) < 2:
+    if log.mesh.get("pp", 1) < 2 and not is_of_slowest:
         who = "the rank of the timers"
     text = f"{time}, and {who} computes for {format_ratio(min(log.compute_ratio, 1.0))} of it"
     return f"{': '.join(filter(None, (text, ideal_sentence(log))))}."
@@ -184,7 +193,8 @@ def _phase_times(log: TrainingLogResult) -> tuple[dict[str, int], int]:
     DeepSpeed's timers do not say what they cover, but those of one line add up to a step.
     """
     found: dict[str, int] = {}
-    for timer in log.timers:  # longest first
+    rare = _rare(log)
+    for timer in (one for one in log.timers if one not in rare):  # longest first
         phase = next((name for name, known in _PHASES.items() if known.search(timer.name)), "")
         if phase:
             found.setdefault(phase, timer.mean_ns)
@@ -192,10 +202,23 @@ def _phase_times(log: TrainingLogResult) -> tuple[dict[str, int], int]:
         both = found.pop("forward and backward")
         for one, other in (("forward", "backward"), ("backward", "forward")):
             found.setdefault(one, max(both - found.get(other, both), 0))
-    whole = sum(found.values()) if log.origin == "DeepSpeed" else log.mean_ns
+    whole = sum(found.values()) if log.origin == "DeepSpeed" else _without(log)
     if log.input_timer is not None:
         found["waiting for input"] = log.input_timer.mean_ns
     return found, whole or 0
+
+
+def _rare(log: TrainingLogResult) -> list[TrainingTimer]:
+    """Timers of few iterations that take a part of the whole time, as that of a checkpoint."""
+    few = (t for t in log.timers if _FEW_REPORTS * t.num_reports <= log.num_steady)
+    least = MIN_IDLE_RATIO * (log.mean_ns or 0) * log.num_steady
+    return [timer for timer in few if timer.ratio and timer.mean_ns * timer.num_reports > least]
+
+
+def _without(log: TrainingLogResult) -> int:
+    """The mean iteration without the timers of few iterations, in ns."""
+    total = sum(timer.mean_ns * timer.num_reports for timer in _rare(log))
+    return (log.mean_ns or 0) - total // max(log.num_steady, 1)
 
 
 def _shares(log: TrainingLogResult) -> dict[str, float]:
@@ -206,7 +229,8 @@ def _shares(log: TrainingLogResult) -> dict[str, float]:
     is_few = are_typed or times.keys() <= {"optimizer", "waiting for input"}
     if is_few or not -MIN_IDLE_RATIO * whole <= rest <= MOST_REST_RATIO * whole:
         most = max((timer.num_reports for timer in log.timers), default=1)
-        every = {timer.name: timer.mean_ns * timer.num_reports // most for timer in log.timers}
+        known = (timer for timer in log.timers if timer not in _rare(log))
+        every = {timer.name: timer.mean_ns * timer.num_reports // most for timer in known}
         left = whole - sum(every.values())
         is_whole = len(every) > 1 and left <= MOST_REST_RATIO * whole
         if left >= -MIN_IDLE_RATIO * whole and (is_whole or are_typed):
@@ -226,7 +250,7 @@ def _phases(log: TrainingLogResult, before: int) -> str:
     Those that do not fit into a headline after this many characters make a sentence of their own.
     """
     parts = [f"{phase} {format_ratio(share)}" for phase, share in _shares(log).items()]
-    start = ": " if _phase_times(log)[1] == log.mean_ns else f"; of {_PHASES_ALONE}, "
+    start = ": " if _phase_times(log)[1] == _without(log) else f"; of {_PHASES_ALONE}, "
     lengths = accumulate((len(part) + 2 for part in parts), initial=before + len(start) - 2)
     num = sum(length <= MAX_HEADLINE for length in lengths) - 1 or len(parts)
     first, more = ", ".join(parts[:num]), ", ".join(parts[num:])
@@ -244,7 +268,8 @@ def _modes(log: TrainingLogResult) -> str:
     if len(ns) < _FEWEST_MODES:
         return ""
     ratio, num = max((b / max(a, 1), i) for i, (a, b) in enumerate(pairwise(ns), start=1))
-    if ratio < _FAR or not len(ns) <= _MOST_APART * min(num, len(ns) - num):
+    is_wide = max(ns[num - 1] / max(ns[0], 1), ns[-1] / max(ns[num], 1)) > ratio / _SKEWED
+    if ratio < _FAR or is_wide or not len(ns) <= _MOST_APART * min(num, len(ns) - num):
         return ""
     few, many = (format_duration(median(part)) for part in (ns[num:], ns[:num]))
     return f"{len(ns) - num} of {len(ns)} reports show about {few}, the others {many}"
@@ -309,7 +334,7 @@ def _advice(log: TrainingLogResult) -> str:
     """What to do about a phase that takes most of the time; empty if none does."""
     shares = _shares(log)
     if reduction(log)[0]:
-        shares["backward"] = 0.0  # It contains the reduction, which says more.
+        shares |= {"backward": 0.0, _OUTSIDE: 0.0}  # They contain the reduction, which says more.
     most = max(_ADVICE, key=lambda phase: shares.get(phase, 0.0))
     least = _MOST_OF_BACKWARD if most == "backward" else _MOST_OF_IT
     return _ADVICE[most] if shares.get(most, 0.0) >= least else ""
@@ -327,8 +352,9 @@ def slower_sentence(log: TrainingLogResult) -> str:
     now, usual = format_duration(slow.duration_ns), format_duration(slow.usual_ns)
     if slow.is_gradual:
         return f"{capitalized(log.unit)}s get longer and longer: {usual} at first, {now} later."
+    when = capitalized(slow.when(log.unit, log.iterations_per_report))
     return (
-        f"{capitalized(slow.when(log.unit))}, {_what(log).lower()} takes {now} instead of {usual}, "
+        f"{when}, {_what(log).lower()} takes {now} instead of {usual}, "
         f"{slow.duration_ns / slow.usual_ns:.2f} times as long."
     )
 
