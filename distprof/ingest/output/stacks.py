@@ -220,7 +220,7 @@ def _dump(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _leading(lines: Sequence[str], pattern: re.Pattern[str]) -> Iterator[str]:
-    """Frames up to the first line that is none; below each, py-bt prints the code, others values."""
+    """Frames up to the first line that is none; py-bt prints code below each, others values."""
     below = _HOW["code" if pattern is _HOW["debugged"] else "values"]
     for line in lines:
         if pattern.match(line):

@@ -23,7 +23,9 @@ _WAIT = re.compile(r"(?i)_?wait|synchronize|item")
 def stacks_of(output: JobOutput) -> tuple[EndingStack, ...]:
     """Processes with the same stack together, the rarest first; the last stack of a rank counts."""
     processes = _of_one_process(output.stacks)
-    latest = {(s.rank if s.rank is not None else (s.file, s.line)): s for s in processes}
+    latest = {
+        (s.rank if s.rank is not None else (s.file, s.process or s.line)): s for s in processes
+    }
     groups = grouped((stack.calls, stack.rank) for stack in latest.values())
     stacks = [
         EndingStack(
@@ -64,8 +66,21 @@ def _activity(calls: Sequence[str]) -> str:
     return "" if is_made_here else name
 
 
+def _moved_on(output: JobOutput) -> EndingResult | None:
+    """Processes whose stacks were dumped again, each elsewhere: they do not stand."""
+    named = (((s.file, s.rank, s.process or s.line), s.calls) for s in output.stacks)
+    seen = grouped(named).values()
+    if not all(len({*calls}) > 1 for calls in seen):
+        return None
+    first, *_, last = next(iter(seen))
+    said = words().says("moved on", who=counted(len(seen), "process"), first=first[0], last=last[0])
+    return EndingResult(cause="stacks", verdict=said, next_steps=words().steps["moved on"])
+
+
 def diagnose_stacks(output: JobOutput) -> EndingResult | None:
     """The ranks that are elsewhere while others wait in a collective."""
+    if output.stacks and (moving := _moved_on(output)):
+        return moving
     every = stacks_of(output)
     ranked = [one for one in every if one.ranks and one.activity == "subprocess"]
     stacks = tuple(e for e in every if e in ranked or e.activity not in words().kinds["aide"])
