@@ -403,6 +403,7 @@ class OutputStack(msgspec.Struct, frozen=True, kw_only=True):
     line: int  # Number of the first line of the stack.
     rank: int | None  # Rank of the process; None if unknown.
     calls: tuple[str, ...]  # ``function (file:line)``, innermost first.
+    process: str = ""  # Id and command of the process; empty if unknown.
 
 
 class JobOutput(msgspec.Struct, frozen=True, kw_only=True):

@@ -1516,6 +1516,13 @@ def _stopped(output: JobOutput) -> EndingResult | None:
     by = f"its launcher got {name or 'a signal'}"
     how = words().stopped.get(name or event.yields, by)
     steps = advice_on("stopped", name or event.yields)
+    raised = [e for e in _of(output, "exception", "cut") if not _is_launchers(e)]
+    stood = stacks_of(replace(output, stacks=_stacks_of(raised if name == "SIGINT" else [])))
+    at = [one for one in stood if one.activity and one.activity not in words().kinds["aide"]]
+    for one in at[:1]:
+        doing = words().activity[one.activity]
+        how += f", when a process was in {doing.place.partition(', which')[0]}"
+        steps = (*filter(None, [doing.step]), *steps)
     text = f"The job was ended from outside: {how}."
     found = _made("stopped", text, event, *steps, ranks=())
     waits = _joining(output)
