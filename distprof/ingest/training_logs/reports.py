@@ -159,10 +159,10 @@ class ReportGrammar(Grammar):
         elif wording.breaks:
             self._before = None
         elif wording.phases:
-            found = _phases(wording, record, line)
-            self._of_ranks += (one for one in found if one[1] is not None)
-            slowest = sorted(found, key=lambda one: one[2] if one[1] is not None else 0)
-            self._take_phases(wording, {name: ns for name, _, ns in slowest})
+            found = sorted(_phases(wording, record, line), key=lambda one: one[2])
+            ranked = [one for one in found if one[1] is not None]
+            self._of_ranks += ranked[: max(_MAX_RATES - len(self._of_ranks), 0)]
+            self._take_phases(wording, {name: ns for name, _, ns in found})
         else:
             self._take_report(wording, record, line)
 
