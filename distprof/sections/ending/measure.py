@@ -187,7 +187,7 @@ def _last_bar(output: JobOutput) -> Iterator[str]:
 
 def _without_title(output: JobOutput) -> JobOutput:
     """What a job printed, without the title of a thread over it, if it shows a cause itself."""
-    apart = {file for file, lines in output.ends.items() if lines[1:2] == ("",)}
+    apart = {f for f, x in output.ends.items() if x[1:2] == ("",) and len(x[0]) < _MAX_QUOTE}
     first = [e for e in said_in(output) if e.line == 1 and not e.text.startswith("Fatal Python")]
     titles = [e for e in first if e.file in apart or _is_title(e)]
     own = replace(output, events=tuple(e for e in output.events if e not in titles))
