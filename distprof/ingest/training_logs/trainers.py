@@ -280,7 +280,8 @@ def _label(before: bytes) -> tuple[bytes, bool, bool, bool]:
     label = before.strip()
     is_of_training = bool(_PATTERNS["of_training"].search(before.rstrip()))
     is_of_training &= not _PATTERNS["of_evaluation"].search(label)
-    is_plain = is_of_training or label == b":" or not label.endswith(b":")
+    is_work = label.endswith(b":") or _PATTERNS["of_preparation"].match(label)
+    is_plain = is_of_training or label == b":" or not is_work
     if not is_of_training and _PATTERNS["metric_of_evaluation"].search(label):
         label = b"evaluation:"
     is_plain |= bool(_PATTERNS["metric"].search(label))
