@@ -448,7 +448,7 @@ def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
 
 
 _JUST_BEFORE, _LAST_LINES = 12, 5
-_LEAST_SILENT_S, _SILENT_TIMES = 1800, 60  # a full buffer of output is some dozens of lines
+_LEAST_SILENT_S, _SILENT_TIMES = 5400, 60  # a full buffer of output is some dozens of lines
 
 
 def _shown_before(found: EndingResult, output: JobOutput) -> str:
@@ -1259,7 +1259,7 @@ def _is_of_agent(event: OutputEvent, output: JobOutput) -> bool:
     return any(e.file == event.file and 0 <= event.line - e.line <= _NEAR_AGENT for e in lost)
 
 
-_NEAR_AGENT, _SOON_S, _MAX_RAN = 60, 60.0, 1 << 62
+_NEAR_AGENT, _SOON_S = 60, 60.0
 _MAX_NAMED = 1 << 16
 
 
@@ -1334,11 +1334,13 @@ def _unreachable(output: JobOutput) -> EndingResult | None:
 def _lost_before(output: JobOutput) -> EndingResult | None:
     """A connection that broke, or a store that ended, when a wait began that timed out later."""
     late = _of(output, "timeout")[0]
-    began = (late.at_s or 0.0) - (late.number("ran_ms") or _MAX_RAN) / 1000 + _SOON_S
+    last = (late.at_s or 0.0) - _SOON_S
+    began = last - (late.number("ran_ms") or 0) / 1000 - 10 * _SOON_S
     events = [e for e in output.events if e.file == late.file and e.line < late.line]
-    early = {e.rank for e in events if e.at_s and e.at_s <= began}
-    lost = [e for e in events if e.rank in early and (e.name == "ib-completion"
-            or ("store" in e.fields and (e.at_s or began) < began))]  # fmt: skip
+    early = {e.rank for e in events if began < (e.at_s or 0.0) < last}
+    lost = [e for e in events if e.rank in (None, *early) and (e.name == "ib-completion"
+            or (re.search("TCPStore|SocketImpl", e.text) and began < (e.at_s or 0.0) < last))
+            and early]  # fmt: skip
     found = _peer(replace(output, events=tuple(lost), ranks=(), world_size=None)) if lost else None
     return found and replace(found, why=(words().said["timed out later"], *found.why))
 
