@@ -229,6 +229,8 @@ class Reader:
             fields = row.search(f"# {cleaned(data[start:end])}")  # written without its mark
         if fields is None or _is_noise(data[max(start, at - _BEFORE_SIGN) : at], data[at:end], row):
             return
+        if row.yields == "preparing" and row.before > data.count(b"%|", start, at):
+            start = _line_back(data, start, 1)  # the bar, which another rank may draw
         by_prefix = _prefixed(data, start, at, end, row)
         if self._has_nodes and _HOW["node"].match(cleaned(data[start : start + 40])):
             by_prefix = None

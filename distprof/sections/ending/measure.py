@@ -14,7 +14,7 @@ from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
-from itertools import filterfalse, takewhile
+from itertools import filterfalse, pairwise, takewhile
 
 from msgspec.structs import replace
 
@@ -27,12 +27,14 @@ from distprof.run.logs import JobOutput, NcclLog, OutputEvent, OutputStack
 from distprof.run.run import Run
 from distprof.sections.ending import FAILED, STUCK, EndingLine, EndingResult
 from distprof.sections.ending.positions import (
+    DAY_S,
     OF_WATCHDOGS,
     as_it_began,
     diagnose_positions,
     last_said,
     operation_kind,
     positions_of,
+    second_of_day,
     timeout_sentences,
     took_longer,
 )
@@ -108,20 +110,19 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     if found.positions and (place := next((one for one in where if one[:1] not in "<"), "")):
         found = _amid(found, f"A traceback shows a process in {place}.")
     known = {"timeout", *(e.yields for e in output.events)}
-    named = [e for e in said_in(titled) if e not in output.events and not e.again]
-    named = [e for e in named if e.yields not in known]
+    named = [e.text.lstrip("# ")[:_MAX_SAID] for e in said_in(titled)
+             if e not in output.events and not e.again and e.yields not in known]  # fmt: skip
     if found.positions and named and not _of(output, "exception", "error"):
-        found = _amid(
-            found, words().says("title of another", said=named[0].text.lstrip("# ")[:_MAX_SAID])
-        )
+        found = _amid(found, words().says("title of another", said=named[0]))
     found = _during_phase(found, _without_title(whole))
     began = as_it_began(output) if found.positions else ""
-    found = _amid(found, began) if began else found
+    is_slow = words().search("slow_work", began) is not None
+    found = _amid(found, began, *words().steps["long work"] * is_slow) if began else found
     if shown := _shown_before(found, whole):
         found = _amid(found, f"Just before, the output shows “{shown}”.")
-    ports = [e for e in _of(output, "network") if ": port error" in e.text]
-    if ports and found.positions:
-        found = _amid(found, words().says("ports", text=ports[0].text))
+    for event in _of(output, "also")[:2] if found.positions else ():
+        said, steps = _told(event)
+        found = _amid(found, f"{said}.", *filter(None, steps))
     if longer := took_longer(output, found):
         verdict = re.sub(r" No other rank printed where it stands[^.]*\.", "", found.verdict)
         found = _amid(replace(found, verdict=verdict), longer, *words().steps["long work"])
@@ -194,7 +195,7 @@ def _without_title(output: JobOutput) -> JobOutput:
     later = {e.name: e.fields.keys() for e in said_in(own) if e.line > 1 and e.yields != "warning"}
     again = [e for e in titles if e.name in later and e.fields.keys() <= later[e.name]]
     again += [e for e in titles if e.yields == "nan" and _of(own, "nan")]
-    killed = {_signal(e) for e in _of(own, "died", "exit")} - {""}
+    killed = {_signal(e) for e in _of(own, "died", "exit", "local_exit")} - {""}
     again += [e for e in titles if e.yields in ("died", "exit") and _signal(e) in killed]
     both = {e.yields for e in titles} & {e.yields for e in own.events}
     is_told = bool(again or both & {"store", "timeout"})
@@ -241,6 +242,8 @@ def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
         last = failed if is_end else raised if event.name in ("not-started", "arguments") else {}
         for at in filter(None, (event.line, event.again)):
             is_past = is_end and not _is_at_end(event, output) and _trains(event, output)
+            is_past |= is_end and at < last.get(event.file, 0) and any(
+                words().search("resumes", line) for line in _after(event, output))  # fmt: skip
             is_past |= at + _BETWEEN_RUNS * is_end < last.get(event.file, 0)
             if is_past or event.yields == "finished":
                 ends[event.file] = max(ends[event.file], at)
@@ -446,12 +449,14 @@ def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
 
 
 _JUST_BEFORE, _LAST_LINES = 12, 5
+_LEAST_SILENT_S, _SILENT_TIMES = 5400, 60  # a full buffer of output is some dozens of lines
 
 
 def _shown_before(found: EndingResult, output: JobOutput) -> str:
     """An exception right before the first time-out, which no rank is known to have ended with."""
     first = next((e for e in output.events if e.yields == "timeout" and found.positions), None)
-    near = (e for e in _of(output, "error") if first is not None and e.file == first.file
+    errors = [e for e in _of(output, "error") if e not in _after_a_timeout(output)]
+    near = (e for e in errors if first is not None and e.file == first.file
             and 0 < first.line - max(e.line, e.again) <=
             (_BETWEEN_RUNS if _is_interrupt(e) else _JUST_BEFORE * _is_own(e)))  # fmt: skip
     return next((_exception(e)[0] for e in near), "")
@@ -592,8 +597,22 @@ def _cancelled(output: JobOutput) -> EndingResult | None:
             return replace(failed, why=(f"Then {text}", *failed.why))
     if "time" in reason and not errors and _of(output, "complaint"):
         return _undecided("complaint", words().said["until limit"], "complaint")
+    lines = output.ends.get(event.file, ())[: event.line - 1 - output.lines_of[event.file]]
+    if "time" in reason and not errors and (silent := _silent_until(event, lines)):
+        told = words().says("silent until limit", took=format_duration(silent * 1_000_000_000))
+        told = f"{told}. {last_printed(replace(output, ends={'': lines}))}".rstrip(". ")
+        return _stuck("cancelled", told, event, *words().steps["silent until limit"])
     text = f"{capitalized(text)}{' No rank failed by itself.' * (not errors)}"
     return _made("cancelled", text, event, *advice_on("cancelled", reason), ranks=())
+
+
+def _silent_until(event: OutputEvent, lines: Sequence[str]) -> int:
+    """Seconds without a line before an event, if that is much longer than ever before; else 0."""
+    times = [time for line in (*lines, event.text) if (time := words().search("moment", line))]
+    gaps = [(second_of_day(b) - second_of_day(a)) % DAY_S for a, b in pairwise(times)]
+    trained = sum(words().search("loss", line) is not None for line in lines)
+    longest = max(_LEAST_SILENT_S, _SILENT_TIMES * max(gaps[:-1], default=0))
+    return gaps[-1] if min(trained, len(gaps)) >= _NAN_NORMS and gaps[-1] > longest else 0
 
 
 def _at(event: OutputEvent) -> str:
@@ -644,8 +663,13 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     line, steps = _told(event) if _row(event).says else _WORDS[event.yields](event)
     if event.yields == "memory" and (at := class_of("memory-in", f"{event.text}\n{frames}\n")):
         line, steps = f"{at.says}{line}", (at.text,)
-    elif not _row(event).says:
+    else:
         line, steps = _refined(output, event.yields, (line, steps))
+    restart = min((e.line for e in _of(output, "closing") if "will restart" in e.text), default=0)
+    if event.yields in ("port", "memory") and event.line > restart > 0:  # it may still be held
+        kept = tuple(e for e in output.events if e.line < restart)
+        if earlier := _own_errors(former := replace(output, events=kept)) or _killed(former):
+            return replace(earlier, why=(words().says("restarted", line=line), *earlier.why))
     if event.yields == "exception" and (then := _raised_then(event, output)):
         after, _ = _exception(then)
         line = f"{line.rstrip('.')}, and then {after}" if after != line else line
@@ -689,10 +713,12 @@ def _after_a_timeout(output: JobOutput) -> list[OutputEvent]:
     dogs = (e for e in reversed(_of(output, "timeout")) if "seq" in e.fields)
     ended = {(e.file, e.rank): e.line for e in dogs}
     raised = _of(output, "usage", "memory", "exception", "error")
-    later = (e for e in raised if e.rank is not None)
-    same = {_key(e) for e in later if e.line > ended.get((e.file, e.rank), e.line)}
+    ranked = (e for e in raised if e.rank is not None)
+    same = {_key(e) for e in ranked if e.line > ended.get((e.file, e.rank), e.line)}
     same |= {_key(e) for e in raised if "more than 1EB" in e.text}
-    return [e for e in raised if _key(e) in same and e.line > min(ended.values(), default=e.line)]
+    later = (e for e in raised if e.line > min(ended.values(), default=e.line))
+    unmet = [e for e in raised if " inconsistent 0 params" in e.fields.get("message", e.text)]
+    return [*(e for e in later if _key(e) in same), *unmet * bool(_of(output, *OF_WATCHDOGS))]
 
 
 def _raised_then(event: OutputEvent, output: JobOutput) -> OutputEvent | None:
@@ -1004,7 +1030,8 @@ def _killed(output: JobOutput) -> EndingResult | None:
 def _left(output: JobOutput) -> EndingResult | None:
     """A process that exited by itself before the first time-out: the others waited for it."""
     first = {e.file: e for e in reversed(_of(output, *OF_WATCHDOGS))}
-    exits = [e for e in _exits(output) if not _signal(e) and e.number("code") and e.file in first]
+    exits = [e for e in _exits(output) if not _signal(e) and e.file in first
+             and (e.number("code") or e.name == "node-not-ready")]  # fmt: skip
     ages = ((first[e.file].at_s or 0) - (e.at_s or first[e.file].at_s or 0) for e in exits)
     both = zip(exits, ages, strict=True)
     event = next((e for e, age in both if e.line < first[e.file].line or age > _APART_S), None)
@@ -1233,7 +1260,7 @@ def _is_of_agent(event: OutputEvent, output: JobOutput) -> bool:
     return any(e.file == event.file and 0 <= event.line - e.line <= _NEAR_AGENT for e in lost)
 
 
-_NEAR_AGENT = 60
+_NEAR_AGENT, _SOON_S = 60, 60.0
 _MAX_NAMED = 1 << 16
 
 
@@ -1251,9 +1278,11 @@ def _store(output: JobOutput) -> EndingResult | None:
         return _peer(output)  # it explains why a key was never written
     says = _row(event).says.format_map(event.fields)
     fields = event.fields
-    who = "a process" if event.rank is None else f"rank {event.rank}"
     sender = event.number("sender") if "sender" in fields else event.number("other")
     is_member = event.number("own") not in (None, event.rank)
+    same = {e.rank for e in events if e.fields.get("other") == fields.get("other")} - {None}
+    same = same if sender is not None and not is_member else {event.rank}
+    who = "a process" if event.rank is None else name_ranks(rank or 0 for rank in same)
     is_later = (event.number("key") or 1) > 1  # a barrier of another than the first process group
     if says:
         what = says
@@ -1301,6 +1330,20 @@ def _unreachable(output: JobOutput) -> EndingResult | None:
     """An address that a process could not reach before others timed out, perhaps because of it."""
     first = next(iter(_of(output, "store", "timeout", "position", "missing", "mismatch")), None)
     return _store(output) if first is not None and "address" in first.fields else None
+
+
+def _lost_before(output: JobOutput) -> EndingResult | None:
+    """A connection that broke, or a store that ended, when a wait began that timed out later."""
+    late = _of(output, "timeout")[0]
+    last = (late.at_s or 0.0) - _SOON_S
+    began = last - (late.number("ran_ms") or 0) / 1000 - 10 * _SOON_S
+    events = [e for e in output.events if e.file == late.file and e.line < late.line]
+    early = {e.rank for e in events if began < (e.at_s or 0.0) < last}
+    lost = [e for e in events if e.rank in (None, *early) and (e.name == "ib-completion"
+            or (re.search("TCPStore|SocketImpl", e.text) and began < (e.at_s or 0.0) < last))
+            and early]  # fmt: skip
+    found = _peer(replace(output, events=tuple(lost), ranks=(), world_size=None)) if lost else None
+    return found and replace(found, why=(words().said["timed out later"], *found.why))
 
 
 def _peer(output: JobOutput) -> EndingResult | None:
@@ -1366,6 +1409,7 @@ def _peer(output: JobOutput) -> EndingResult | None:
     is_logged = any("NCCL INFO" in line for line in output.end_lines)
     logged = "nccl logged" if is_logged and event.yields == "nccl" else event.yields
     backend = "gloo" if "gloo" in event.text else _backend(output)
+    backend = "store" if "store" in event.fields else backend
     steps, tail = words().steps.get(f"{backend} {logged}", words().steps[logged]), ""
     warning = None if event.name == "nccl-cuda" else _warning_near(event, output, sys.maxsize)
     if suspects:
@@ -1432,14 +1476,14 @@ def _frozen(output: JobOutput) -> EndingResult | None:
         if called_for and event.name == "gloo-timeout":
             fields = {"remote": called_for[1], **fields}
         whom = f"rank {fields['remote']}" if "remote" in fields else "another rank"
-        if "device" in fields:
-            whom += f" (HCCL reports that {fields['device']} is stuck)"
         group = fields.get("group", "")
         whom += f" of {group}" if "remote" in fields and group else ""
         where = f" in {operation_kind(fields['tag'])}" if "tag" in fields else ""
         is_unnamed = event.name == "gloo-timeout" and "remote" not in fields
         unnamed = words().said["unnamed"] * is_unnamed
         unnamed += f". A traceback shows it{called}" * (called != "" == where)
+        if "device" in fields:
+            unnamed += words().says("HCCL names", **{"how": "Stuck", **fields})
         took = f"for {format_duration(limit * 1_000_000)} " if limit else ""
         text = f"{raiser} waited {took}for {whom}{where} {words().waited[event.name]}{unnamed}"
         return _stuck("frozen", text, event, *words().steps["waited"])
@@ -1639,7 +1683,8 @@ def _is_launchers(event: OutputEvent) -> bool:
 def _waiting(output: JobOutput) -> EndingResult | None:
     """Ranks that still wait for others to start, at the end of the output."""
     done = max((e.line for e in _of(output, "joining") if "complete" in e.fields), default=0)
-    events = [e for e in _of(output, "waiting") if _is_at_end(e, output) and e.line > done]
+    events = [e for e in _of(output, "waiting") if _is_at_end(e, output) and e.line > done
+              and not any(words().search("loss", line) for line in _after(e, output))]  # fmt: skip
     gone = any("gone" in e.fields for e in _of(output, "closed"))  # agents end after ranks
     if events and _row(last := events[-1]).says:
         most = _NEAR_AGENT if "run" in last.fields else _LAST_LINES
@@ -1787,7 +1832,10 @@ def _complained(output: JobOutput) -> EndingResult | None:
         return replace(said, next_steps=(*steps, *said.next_steps))
     if stood := _stood(output, _of(output, "ignored")):
         return stood
-    shown = _apart(output) or last_printed(output)
+    shown, late = _apart(output)
+    if late:
+        return replace(_stuck("complaint", shown, _of(output, "complaint")[0]), suspects=late)
+    shown = shown or last_printed(output)
     if re.search(r"NCCL INFO Channel \d", shown):
         text = "the text ends while NCCL sets up: its last lines connect channels"
         return _undecided("set-up", text, "set-up")
@@ -1807,14 +1855,23 @@ def _complained(output: JobOutput) -> EndingResult | None:
     return replace(said, next_steps=(*((at.text,) if at else ()), *first, *said.next_steps))
 
 
-def _apart(output: JobOutput) -> str:
-    """The last positions that ranks print of themselves, if they differ; else empty."""
+def _apart(output: JobOutput) -> tuple[str, tuple[int, ...]]:
+    """The last positions that ranks print of themselves, if they differ, and who lacks the last."""
     found = (re.search(words().patterns["rank_at"], line) for line in output.end_lines)
-    last = {int(at[1]): (at[2].lower(), int(at[3].replace(",", ""))) for at in found if at}
-    if len({*last.values()}) < 2 or len({what for what, _ in last.values()}) > 1:
-        return ""
-    told = [f"rank {rank} at {what} {at:,}" for rank, (what, at) in sorted(last.items())]
-    return words().says("at different", what=", ".join(told[:4]))
+    read = ((*filter(None, at.groups()),) for at in found if at)
+    came = grouped((int(rank), (what.lower(), int(n.replace(",", "")))) for rank, what, n in read)
+    last = grouped((some[-1], rank) for rank, some in sorted(came.items()))
+    if len(last) < 2 or len({what for what, _ in last}) > 1:
+        return "", ()
+    (what, low), (_, high) = min(last), max(last)
+    late, steps = last[what, low], came[last[what, high][0]]
+    is_next = all({(what, low), *came[rank]} == {*steps[:-1]} for rank in late)
+    if len(last) == 2 and is_next and len(steps) > 2:
+        who, others = name_ranks(late), name_ranks(last[what, high])
+        at = {"what": what, "low": low, "high": high}
+        return words().says("later ranks", who=who, others=others, **at), tuple(late)
+    told = [f"{name_ranks(ranks)} at {what} {at:,}" for (_, at), ranks in last.items()]
+    return words().says("at different", what=", ".join(told[:4])), ()
 
 
 def _idle_gpus(text: str) -> str:
@@ -1823,6 +1880,11 @@ def _idle_gpus(text: str) -> str:
     used = {int(gpu): int(use) for gpu, held, use in seen if int(held) >= _HELD_MIB}
     idle = [gpu for gpu, use in used.items() if use <= _IDLE_PERCENT]
     busy = len([gpu for gpu, use in used.items() if use >= 100 - _IDLE_PERCENT])
+    pids = {int(gpu): int(pid) for gpu, pid in re.findall(words().patterns["process_of_smi"], text)}
+    gone = {*range(min(pids, default=0), max(pids, default=0))} - {*pids}
+    first = {pid - gpu for gpu, pid in pids.items()}
+    if len(gone) == len(first) == 1 < len(pids):
+        return words().says("gone process", gpu=gone.pop())
     if not 0 < len(idle) < busy:
         return ""
     gpus = f"GPU{'s' * (len(idle) > 1)} {', '.join(map(str, idle))}"
@@ -2019,8 +2081,8 @@ def _closed(output: JobOutput) -> EndingResult | None:
     told = _of(output, "closing")
     events = told or [*filter(_is_launchers, _of(output, "cut", "frames"))]
     kind = class_of("closing", "closing" if told else "\n".join(map(_frames, events)))
-    if kind is None or not events:
-        return None
+    if kind is None or not events or any(" new nodes from group" in x for x in output.end_lines):
+        return None  # or its processes start again, for a node that joins
     named = next((e for e in _of(output, "hint") if "name" in e.fields), None)
     if named is not None and not told:
         says = words().said["no name"].format_map(named.fields)
@@ -2074,6 +2136,7 @@ _CAUSES: dict[Callable[[JobOutput], EndingResult | None], tuple[str, ...]] = {
     _crash: (),
     _left: ("timeout",),
     _twice: (),
+    _lost_before: ("timeout",),
     _mismatch: ("mismatch",),
     _behind: (),
     _missing: (),

@@ -255,10 +255,10 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
         text += f". {words().says(sign, what=what)}"
         steps = (*words().steps[sign], *words().steps["record"])
         return _stuck("silent", text, positions, next_steps=steps)
-    text += f". {_whether_behind(waiting, positions, output)}"
     sizes = sorted({int(p.size) for p in shared if p.op == "COALESCED" and p.size.isdigit()})
     differ = words().says("sizes", sizes=" and ".join(f"{n:,}" for n in sizes[:3]))
-    return _stuck("unfinished", text, positions, alternatives=(differ,) * (len(sizes) > 1))
+    text += f". {differ if len(sizes) > 1 else _whether_behind(waiting, positions, output)}"
+    return _stuck("unfinished", text, positions)
 
 
 def last_said(ranks: Sequence[int], output: JobOutput) -> str:
@@ -287,7 +287,8 @@ def _whether_behind(
         return words().says("joined", who="By its author, every rank")
     members, count = _members(output), len(waiting)
     world = 0 if waiting[0].group else output.world_size or _said_world(output)
-    is_same = len({(one.seq, one.op) for one in waiting}) == 1 and not any(map(_is_of_two, waiting))
+    is_same = len({one.seq for one in waiting}) == 1 and not any(map(_is_of_two, waiting))
+    is_same &= len({one.op for one in waiting} - {""}) < 2
     if is_same and count in (members, world):
         return words().says("joined", who=f"Each of the {count:,} ranks that take part")
     is_row = is_same and {p.rank for p in waiting if p.is_global} == {*range(count)}
@@ -342,14 +343,14 @@ def as_it_began(output: JobOutput) -> str:
     lines = output.ends.get(event.file, ())
     at = max(event.line - 1 - output.lines_of[event.file] + len(lines), 0)
     times = [words().search("moment", line) for line in lines]
-    ended = next((_second_of_day(time) for time in times[at:] if time), 0)
+    ended = next((second_of_day(time) for time in times[at:] if time), 0)
     began = ended - (event.number("ran_ms") or 0) // 1000
-    near = (t for t in times[:at] if t and abs(_second_of_day(t) - began) % _DAY_S <= _AT_ONCE_S)
+    near = (t for t in times[:at] if t and abs(second_of_day(t) - began) % DAY_S <= _AT_ONCE_S)
     said = [time[4] for time in near if time[4]]
     return words().says("began", said=said[-1][:_MAX_QUOTE]) if said and ended else ""
 
 
-_AT_ONCE_S, _DAY_S = 2, 24 * 3600
+_AT_ONCE_S, DAY_S = 2, 24 * 3600
 
 
 def took_longer(output: JobOutput, found: EndingResult) -> str:
@@ -362,7 +363,8 @@ def took_longer(output: JobOutput, found: EndingResult) -> str:
     return words().says("longer", said=longest.string[: longest.end()].strip()[-_MAX_QUOTE:])
 
 
-def _second_of_day(time: re.Match[str]) -> int:
+def second_of_day(time: re.Match[str]) -> int:
+    """The time of day that a line begins with."""
     return 60 * (60 * int(time[1]) + int(time[2])) + int(time[3])
 
 
