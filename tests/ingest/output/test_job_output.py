@@ -66,7 +66,8 @@ def test_files_of_a_series_that_say_nothing_of_a_wait_are_named(tmp_path: Path) 
 def test_only_a_file_with_several_runs_is_said_to_hold_several() -> None:
     several = {"jobs-appended.log", "earlier-run-not-started.log", "tries-with-the-same-error.log",
                "finished-then-failed.log", "begun-again.log", "begun-at-a-prompt.log",
-               "run-after-a-failed-one.log", "hangs-again-after-a-restart.log"}  # fmt: skip
+               "run-after-a-failed-one.log", "hangs-again-after-a-restart.log",
+               "second-job-in-one-file.log"}  # fmt: skip
     told = {
         name
         for name in EXPECTED
