@@ -428,7 +428,7 @@ def _is_output(path: str, *, is_alone: bool) -> bool:
     found = _kinds(path)
     kinds = found - _STARTS - _ENDED
     if found and not kinds:
-        least = 1 + ("calls" in found)
+        least = 1 + bool(found & {"calls", *_ENDED})
         foreign = foreign_format(Path(path).name, beginning(path, _SMALL))
         if found & {"complaint", "silence"}:
             weak = _OF_A_RUN + _OF_A_SLOW_JOB * ("complaint" in found)

@@ -130,6 +130,7 @@ def diagnose_output(output: JobOutput) -> EndingResult:
         who, steps = _told(absent[0])
         found = _amid(found, f"{capitalized(who)}.", *steps)
     found = _once_finished(found, whole, _why_mixed(output) if cause is _mixed else "")
+    found = _went_by(_since_restart(found, whole), output, earlier)
     events = said_in(output)
     told = (e for e in events if e.name != "elastic-failure" or _signal(e) != "SIGTERM")
     failed = {event.rank for event in told if event.rank is not None} - set(found.ranks)
@@ -271,6 +272,8 @@ def _is_begun_again(event: OutputEvent, events: Iterable[OutputEvent]) -> bool:
     kinds = (*words().kinds["precedence"], *words().kinds["ended"])
     before = (e for e in events if e.file == event.file and e.yields in kinds)
     last = max((e for e in before if e.line < event.line), key=lambda e: e.line, default=None)
+    if event.name == "resumed" and (last is None or last.yields != "cancelled"):
+        return False
     if last is None or "again" in event.fields:
         return "again" in event.fields  # by torchrun, once the former processes are gone
     return not 0 < (event.at_s or 0.0) - (last.at_s or event.at_s or 0.0) < _LATE_S
@@ -304,9 +307,45 @@ def _once_finished(found: EndingResult, output: JobOutput, mixed: str) -> Ending
     if not is_caught and any(e.file == last.file and e.line < last.line for e in unread):
         return found
     verdict = words().said["closed NCCL" if "gone" in last.fields else "finished"]
+    verdict = f"{_told(last)[0]}." if _row(last).says else verdict
     verdict += f" The traceback after it {mixed}." if mixed else ""
-    step = "If it failed nevertheless, name the file of its errors (stderr), too."
+    is_warned = any("gone" in e.fields and "WARN" in e.text for e in at)
+    verdict += words().said["harmless warning"] * (is_warned and "gone" not in last.fields)
+    step = _row(last).advice or words().said["step at end"]
     return _made("finished", verdict, last, step, ranks=(), state="")
+
+
+def _since_restart(found: EndingResult, output: JobOutput) -> EndingResult:
+    """The failure after which torchrun restarted the workers, unless they trained after it."""
+    restart = next((e for e in _of(output, "restart") if "left" in e.fields), None)
+    if restart is None:
+        return found
+    lines, (at, file) = {restart.file: restart.line}, (restart.line, restart.file)
+    before = tuple(e for e in output.events if e.file == file and e.line < at)
+    first = diagnose_output(replace(output, events=before, lines_of=lines, ends={}, stacks=()))
+    is_same = first.verdict == found.verdict
+    if _has_loss(restart, output):
+        return _amid(found, words().said["trains again"]) if is_same else found
+    if is_same or first.cause not in (*words().kinds["precedence"], *words().kinds["at first"]):
+        return found
+    why = words().says("after restart", then=found.verdict.partition(". ")[0].rstrip("."))
+    why = why if found.state and found.cause != "exit" else words().said["restarted"]
+    verdict = first.verdict.replace(" failed:", " failed first:", 1)
+    return replace(first, verdict=verdict, why=(why, *first.why))
+
+
+def _went_by(found: EndingResult, output: JobOutput, earlier: Sequence[str]) -> EndingResult:
+    """What a training survived, where nothing ended it."""
+    events = _of(output, "store", "waiting", "memory") * (not found.verdict)
+    after = (words().said["step at end"],)
+    for event in (e for e in events if _is_overcome(e, output)):
+        line, steps = _memory(event) if event.yields == "memory" else ("", after)
+        verdict = words().says("survived", line=line) if line else words().said["tries"]
+        return _made("finished", verdict, event, *steps, ranks=(), state="")
+    continues = earlier and any(words().search("loss", line) for line in [*output.end_lines][-2:])
+    if found.verdict or not continues:
+        return found
+    return EndingResult(cause="finished", verdict=words().said["continues"], next_steps=after)
 
 
 def _is_interrupt(event: OutputEvent) -> bool:
@@ -665,11 +704,6 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
         line, steps = f"{at.says}{line}", (at.text,)
     else:
         line, steps = _refined(output, event.yields, (line, steps))
-    restart = min((e.line for e in _of(output, "closing") if "will restart" in e.text), default=0)
-    if event.yields in ("port", "memory") and event.line > restart > 0:  # it may still be held
-        kept = tuple(e for e in output.events if e.line < restart)
-        if earlier := _own_errors(former := replace(output, events=kept)) or _killed(former):
-            return replace(earlier, why=(words().says("restarted", line=line), *earlier.why))
     if event.yields == "exception" and (then := _raised_then(event, output)):
         after, _ = _exception(then)
         line = f"{line.rstrip('.')}, and then {after}" if after != line else line
@@ -770,7 +804,8 @@ def _survived(output: JobOutput) -> Callable[[OutputEvent], bool]:
         most = _NEAR_LINES if is_alone or event.yields in ("build", "error") else _SURVIVED_LINES
         line = event.again if event.yields in ("usage", "assert", "build") else 0
         after = output.lines_of.get(event.file, 0) - max(event.line, line)
-        if after <= most and not (is_alone and _trains(event, output)):
+        if after <= most and not (is_alone and (_trains(event, output) or
+                                                _is_overcome(event, output))):  # fmt: skip
             return False
         kinds = {kind: line for (file, kind), line in last.items() if file == event.file}
         loud = (line for kind, line in kinds.items() if kind not in {*quiet, event.yields})
@@ -791,6 +826,16 @@ def _trains(event: OutputEvent, output: JobOutput) -> bool:
     losses = [at for at, line in enumerate(lines) if words().search("loss", line)]
     said = (words().search("of_people", line) for line in lines[max(losses, default=0) :])
     return len({lines[at] for at in losses}) >= _NAN_NORMS and lines[-1] != "" and not any(said)
+
+
+def _is_overcome(event: OutputEvent, output: JobOutput) -> bool:
+    """Whether a program says that it skips or repeats what failed, and prints a loss after it."""
+    near = (event.text, *_after(event, output)[-3:])
+    return _has_loss(event, output) and any(words().search("recovers", line) for line in near)
+
+
+def _has_loss(event: OutputEvent, output: JobOutput) -> bool:
+    return any(words().search("loss", line) for line in _after(event, output))
 
 
 def _is_avoided(event: OutputEvent, output: JobOutput) -> bool:
@@ -1268,7 +1313,7 @@ def _store(output: JobOutput) -> EndingResult | None:
     events = _of(output, "store")
     if _of(output, "stopped"):  # the agent that was stopped closes the rendezvous for all others
         events = [e for e in events if e.fields.get("type") != "RendezvousClosedError"]
-    events = [e for e in events if not _is_of_agent(e, output)]
+    events = [e for e in events if not (_is_of_agent(e, output) or _is_overcome(e, output))]
     if not events:
         return None
     told = ("elapsed", "address", "other", "joined")
@@ -1526,9 +1571,9 @@ def _with_fewest_pending(events: Iterable[OutputEvent]) -> tuple[tuple[int, ...]
     return suspects, words().says("fewest pending", who=who, least=least, most=most, them=them)
 
 
-def _died(output: JobOutput) -> EndingResult | None:
+def _died(output: JobOutput, names: Sequence[str] = ()) -> EndingResult | None:
     """A process whose end its scheduler noticed: what others lost then only follows."""
-    events = (e for e in _of(output, "died") if not _signal(e)
+    events = (e for e in _of(output, "died") if not _signal(e) and e.name in (names or [e.name])
               and (e.name != "not-started" or not _trains(e, output)))  # fmt: skip
     first = ("ray-node", "ray-owner")
     event = min(events, default=None, key=lambda e: (
@@ -1747,7 +1792,7 @@ def _went_on(event: OutputEvent, output: JobOutput) -> bool:
     names = [one.string[max(one.start() - 8, 0) : one.start()] + one[0][:2] for one in found]
     names = [re.sub(r"\d", "", name) for name in names]
     numbers = {(name, one[one.lastindex or 0]) for name, one in zip(names, found, strict=True)}
-    return len(numbers) > len({*names}) or any(words().search("loss", line) for line in after)
+    return len(numbers) > len({*names}) or _has_loss(event, output)
 
 
 def _joining(output: JobOutput) -> EndingResult | None:
@@ -1959,7 +2004,7 @@ def _set_up(output: JobOutput) -> EndingResult | None:
         process, stage = event.fields["process"], event.fields["stage"]
         if last.get(process) != _READY or stage != "Connected":
             last[process] = stage
-    if not last or any(words().search("loss", line) for line in _after(events[-1], output)):
+    if not last or _has_loss(events[-1], output):
         return None
     ready = sum(stage == _READY for stage in last.values())
     begun = [stage for stage in last.values() if stage != _READY]
@@ -2081,8 +2126,12 @@ def _closed(output: JobOutput) -> EndingResult | None:
     told = _of(output, "closing")
     events = told or [*filter(_is_launchers, _of(output, "cut", "frames"))]
     kind = class_of("closing", "closing" if told else "\n".join(map(_frames, events)))
-    if kind is None or not events or any(" new nodes from group" in x for x in output.end_lines):
-        return None  # or its processes start again, for a node that joins
+    if kind is None or not events:
+        return None
+    last = max(max(e.line, e.again) for e in events)
+    if restarts := [e for e in _of(output, "restart") if last - e.line <= _JUST_BEFORE]:
+        (says, steps), state = _told(restarts[-1]), FAILED * ("left" in restarts[-1].fields)
+        return _made("exit", f"{says}.", restarts[-1], *steps, ranks=(), state=state)
     named = next((e for e in _of(output, "hint") if "name" in e.fields), None)
     if named is not None and not told:
         says = words().said["no name"].format_map(named.fields)
@@ -2134,6 +2183,7 @@ _CAUSES: dict[Callable[[JobOutput], EndingResult | None], tuple[str, ...]] = {
     _own_errors: (),
     _killed: (),
     _crash: (),
+    partial(_died, names=("node-not-ready",)): ("died",),
     _left: ("timeout",),
     _twice: (),
     _lost_before: ("timeout",),

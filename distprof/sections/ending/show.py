@@ -83,6 +83,8 @@ def ending_verdict(report: Report) -> VerdictText:
     # Times of several iterations, or numbers of GPUs, say more than where the text ends
     least = 1 if result.cause in ("ready", "finished") else 2
     has_steps = report.training_log.num_reports >= least or bool(report.scaling_table.counts)
+    if result.cause == "finished" and has_steps and (trained := training_verdict(report)):
+        return trained[0], (result.verdict, *trained[1])
     is_known = result.state or result.cause == "complaint" or not has_steps
     if not result.verdict or is_recorded(report) or not is_known:
         return None

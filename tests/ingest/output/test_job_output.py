@@ -67,7 +67,7 @@ def test_only_a_file_with_several_runs_is_said_to_hold_several() -> None:
     several = {"jobs-appended.log", "earlier-run-not-started.log", "tries-with-the-same-error.log",
                "finished-then-failed.log", "begun-again.log", "begun-at-a-prompt.log",
                "run-after-a-failed-one.log", "hangs-again-after-a-restart.log",
-               "next-job-in-the-same-file.log"}  # fmt: skip
+               "next-job-in-the-same-file.log", "second-job-in-one-file.log"}  # fmt: skip
     told = {
         name
         for name in EXPECTED
