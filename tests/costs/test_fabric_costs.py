@@ -124,7 +124,7 @@ def test_one_size_gone_wrong_moves_neither_by_much():
     ("sizes", "says"),
     [
         ([64, 128, 256, 512, 1024], "all latency-bound"),
-        ([2**k for k in range(24, 30)], "all transfer-bound"),
+        ([2**k for k in range(24, 30)], "too large for a fit"),
         ([64, 2**20, 2**28], "needs 5 sizes, measured: 3"),
     ],
 )

@@ -51,7 +51,7 @@ def nccl_verdict(report: Report) -> VerdictText:
     if not _is_alone(report) or (says_nothing and report.placement.machines):
         return None  # how the GPUs are connected says more
     line = _line(result)
-    beside, _, fix = next(told(result, "beside"), "").partition(". ")
+    near, _, fix = next(told(result, "hardware next to it"), "").partition(". ")
     why = (
         result.tested,
         _plugin(result),
@@ -61,7 +61,7 @@ def nccl_verdict(report: Report) -> VerdictText:
         *(() if result.tested else report.ending.alternatives),
     )
     more = [one for one in why if one and one not in line and not (fix and one.endswith(fix))]
-    return (f"{beside}.", (fix, line, *more)) if beside else (line, tuple(more))
+    return (f"{near}.", (fix, line, *more)) if near else (line, tuple(more))
 
 
 def known_network(report: Report) -> str:

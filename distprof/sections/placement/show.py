@@ -163,7 +163,7 @@ def _copies(measured: Sequence[GpuCopies]) -> str:
         lacks = "no copy with P2P was measured"
         return f"Through host memory, a GPU copies to another at {speed[False]} ({what}); {lacks}."
     if of[True] < (1 - _SAME) * of.get(False, 0.0):
-        slow = f"With P2P, copies between GPUs are slower ({speed[True]}) than without ({speed[False]})"
+        slow = f"With P2P, GPUs copy more slowly ({speed[True]}) than without ({speed[False]})"
         look = "check PCIe ACS and the IOMMU, and measure the job with NCCL_P2P_DISABLE=1"
         text = f"{slow}: {look}."
     elif of[True] < (1 + _SAME) * of.get(False, 0.0):

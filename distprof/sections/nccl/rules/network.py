@@ -29,7 +29,7 @@ from distprof.sections.nccl.rules import (
 from distprof.sections.shares import StepTimes
 from distprof.sections.table import counted
 from distprof.terms import Confidence, NcclRemark, Severity
-from distprof.units import capitalized, few_names, verb
+from distprof.units import capitalized, few_names
 
 _MOST_CARDS = 4
 _GPUS_OF_A_HOST = 8
@@ -102,22 +102,18 @@ def _by_choice(nccl: NcclResult) -> Iterator[Draft]:
         message=(
             f"NCCL uses sockets{over_cards(nccl)} for everything between nodes{seen}{_why(nccl)}."
         ),
-        fix=_ON_ONE_HOST * (not several) + _access(nccl),
+        fix="With all ranks on one host, this costs nothing. " * (not several) + _access(nccl),
         confidence=Confidence.INFERRED,
         severity=None if several else Severity.INFO,
         evidence=("nccl.networks", "nccl.hosts"),
     )
 
 
-_ON_ONE_HOST = "With all ranks on one host, this costs nothing. "
-
-
 def _access(nccl: NcclResult) -> str:
     """What to do so that NCCL uses another network, by the log's reason why it does not."""
     why = why_not_fast(nccl)
-    kinds = {" fits ": "misnamed", " is set": "disabled", "libfabric": "plugin"}
-    fitting = (kind for sign, kind in kinds.items() if sign in why)
-    return advice("nccl-over-sockets", next(fitting, "unavailable"))
+    kind = next((kind for sign, kind in SAYS["access"].items() if sign in why), "unavailable")
+    return advice("nccl-over-sockets", kind)
 
 
 def _why(nccl: NcclResult) -> str:
@@ -257,11 +253,9 @@ def _fewer_cards(nccl: NcclResult) -> Iterator[Draft]:
     if not short or nccl.num_jobs > 1 or 2 * len(short) > len(hosts):
         return
     host, lost = min(short.items())
-    fewer = counted(len(hosts[host]), "network card")
-    also = f"; {len(short) - 1:,} more hosts lack cards, too" if len(short) > 1 else ""
     yield Draft(
-        headline=f"NCCL finds {fewer} on {host}, {len(whole)} elsewhere",
-        message=f"{few_names(lost, _MOST_NAMED)} {verb(lost, 'are')} missing there{also}.",
+        headline=f"{host} lacks {counted(len(lost), 'network card')} that other hosts have",
+        message=f"NCCL does not find {few_names(lost, _MOST_NAMED)} there.",
         fix=advice("unused-network-cards", "missing"),
         confidence=Confidence.MEASURED,
         evidence=("nccl.hosts",),

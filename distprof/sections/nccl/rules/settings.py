@@ -51,10 +51,7 @@ def forced_nccl_settings(
     slow = {one: SAYS["slowest"][one] for one in shown if one in SAYS["slowest"]}
     parts = [f"{one} ({what})" for one, what in (slow | shown | slow).items()]
     is_only_known = nccl.num_files > 0 and not nccl.num_texts  # nothing shows what NCCL uses
-    # A host of two GPUs may have a single card
-    is_large = bool(nccl.transports) or any(host.num_processes > 2 for host in nccl.hosts)
-    heavy = {*SAYS["inside"], *["NCCL_IB_HCA"] * is_large}
-    is_heavy = is_only_known or bool(slow or named.keys() & heavy)
+    is_heavy = is_only_known or bool(slow or named.keys() & {*SAYS["inside"], "NCCL_IB_HCA"})
     settings, names = counted(len(parts), "setting"), few_names([*named], 2)
     yield Draft(
         headline=f"{settings} of the environment {verb(parts, 'restrict')} NCCL: {names}",
