@@ -64,11 +64,12 @@ def training_verdict(report: Report) -> VerdictText:
     for note in (one for one in log.unavailable if one.startswith(_FIRST)):
         line = line if note[:_BEGINNING] in line else f"{note} {line}"  # one of each kind
     is_known = log.mean_ns is None or log.idle_ratio is not None or bool(_shares(log))
-    if nccl_line and not (is_known or _is_skewed(log)):  # the best available
+    slow_rank = next((text for a, text in _TABLE["slow_rank"].items() if line.startswith(a)), "")
+    if nccl_line and not (is_known or slow_rank or _is_skewed(log)):  # the best available
         time = f"{_what(log)} takes {format_duration(log.mean_ns)}"
         first = nccl_line[:1] if nccl_line[1:2].isupper() else nccl_line[:1].lower()
         line, nccl_line = f"{time}; {first}{nccl_line[1:]}", ""
-    elif not (is_known or line.startswith("Rank ")):
+    elif not (is_known or slow_rank):
         undecided = _undecided(log)
     why = (
         *undecided,
@@ -78,7 +79,7 @@ def training_verdict(report: Report) -> VerdictText:
             for t in _rare(log)
         ),
         *(_waiting(log), _reducing(log)),
-        *(_TABLE["slow_rank"] if line.startswith("Rank ") else _advice(log), slower_sentence(log)),
+        *(slow_rank or _advice(log), slower_sentence(log)),
         *(_slow_sentence(log), f"Throughput: {rates}." if (rates := rate_text(log)) else ""),
         *(nccl_line, *(told(report.nccl, "connections") if nccl_line else ()), _left_out(log)),
         *(note for note in log.unavailable if note.startswith(_TOLD[: -1 if is_short else None])),
@@ -317,17 +318,22 @@ def reduction(log: TrainingLogResult) -> tuple[TrainingTimer | None, float, str]
     _, whole = _phase_times(log)
     of = _what(log).lower() if whole == log.mean_ns else _PHASES_ALONE
     timer = next((one for one in log.timers if one.name in _TABLE["reductions"] and whole), None)
-    return timer, timer.mean_ns / whole if timer else 0.0, of
+    ratio = timer.mean_ns / whole if timer else 0.0
+    is_of_faster_rank = (log.compute_ratio or 0.0) + ratio > 1 + MIN_IDLE_RATIO
+    return (None, 0.0, of) if is_of_faster_rank else (timer, ratio, of)
 
 
 def _reducing(log: TrainingLogResult) -> str:
-    """The gradients' reduction, if the program waits for it; a long one is a finding."""
-    timer, ratio, of = reduction(log)
-    least = 0.0 if log.origin == "DeepSpeed" else MIN_IDLE_RATIO
-    if timer is None or not least <= ratio < LONG_REDUCTION:
+    """What the gradients' reduction takes, or after a long one, a finding, the all-gather."""
+    what, (timer, ratio, of) = "reduction of gradients", reduction(log)
+    if ratio >= LONG_REDUCTION:
+        what, gather = "all-gather of parameters", _TABLE["gather"]
+        timer = next((one for one in log.timers if one.name == gather and one.ratio), None)
+        ratio = timer.ratio or 0.0 if timer else 0.0
+    if timer is None or ratio < (0.0 if log.origin == "DeepSpeed" else MIN_IDLE_RATIO):
         return ""
     took = f"{format_duration(timer.mean_ns)}, {format_ratio(ratio)} of {of}"
-    return f"The reduction of gradients ({timer.name}) takes {took}."
+    return f"The {what} ({timer.name}) takes {took}."
 
 
 def _advice(log: TrainingLogResult) -> str:
