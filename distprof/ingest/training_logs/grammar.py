@@ -322,7 +322,7 @@ def _of_one_rank(
 ) -> tuple[list[Row], Int64Array]:
     """Reports of one rank, and the position of each report among them, ABSENT if dropped."""
     ranks = {row.rank for row in rows}
-    if len(ranks) < 2 or all(row.rank == row.iteration for row in rows):  # of "10: loss"
+    if len(ranks) < 2 or len({row.iteration for row in rows}) == len(rows):  # as of "10: loss"
         return list(rows), np.arange(len(rows), dtype=np.int64)
     counts = Counter(row.rank for row in rows)
     rank = max(counts, key=lambda r: (counts[r], -(r if r is not None else _LARGEST)))

@@ -363,7 +363,8 @@ def of_the_usual_kind(found: list[Report], fewest: int = FEWEST) -> list[Report]
     A step that several ranks report without a prefix counts once.
     """
     ranks = Counter(one.row.rank for one in found).most_common(1)
-    mine = [one for one in found if one.row.rank == ranks[0][0]]
+    is_of_one = len({one.number for one in found}) == len(found)  # whatever ranks it names
+    mine = [one for one in found if is_of_one or one.row.rank == ranks[0][0]]
     num = len({one.number for one in mine})
     mine = [one for one in mine if one.time is not None or one.rate is not None] or mine
     mine = mine[:1] + [one for before, one in pairwise(mine) if one.number != before.number]

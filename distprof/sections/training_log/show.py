@@ -37,7 +37,8 @@ MOST_OF_ALL = 0.9  # Share of the wait for input from which the rest does not ma
 
 _FEW_REPORTS, _FAR_LONGER = 3, 10  # Up to this many reports, someone chose them one by one
 _FEWEST_RISING = 5  # Reports that each take longer, which is rarely chance
-_SKEWED = 1.5  # Ratio of the mean to the median
+_SKEWED, _FAR_OFF = 1.5, 2  # Ratio to the median of the mean, and of few long iterations,
+_FEW_LONG = 8  # of which there is one in eight
 _FEWEST_MODES = 6  # Reports in which two groups are looked for
 _FAR, _BEGINNING = 3, 16  # Ratio between the two, and letters of a note that say its kind
 _MOST_APART = 4  # Ratio of all reports to those of the smaller group
@@ -260,7 +261,12 @@ def _phases(log: TrainingLogResult, before: int) -> str:
 
 def _is_skewed(log: TrainingLogResult) -> bool:
     """Whether few long iterations make the mean, so that the median is what is usual."""
-    return (log.mean_ns or 0) > _SKEWED * (log.median_ns or math.inf)
+    usual, ns = log.median_ns or math.inf, log.steady_ns
+    most = [each for each in ns if each < _FAR_OFF * usual]  # which are alike, and not all of it
+    is_even = sum(most) < (1 + MIN_IDLE_RATIO) * usual * len(most)
+    is_part = sum(ns) > (1 + 2 * MIN_IDLE_RATIO) * usual * len(ns)
+    is_few = is_even and is_part and _FEW_LONG * (len(ns) - len(most)) <= len(ns)
+    return (log.mean_ns or 0) > _SKEWED * usual or is_few
 
 
 def _modes(log: TrainingLogResult) -> str:
