@@ -162,9 +162,8 @@ class ReportGrammar(Grammar):
         elif wording.breaks:
             self._before = None
         elif wording.phases:
-            found = _phases(wording, record, line)
-            slowest = sorted(found, key=lambda one: one[2] if one[1] is not None else 0)
-            self._take_phases(wording, {name: ns for name, _, ns in slowest}, rank_in(record))
+            found = sorted(_phases(wording, record, line), key=lambda one: one[2])
+            self._take_phases(wording, {name: ns for name, _, ns in found}, rank_in(record))
             if wording.is_of_slowest and self.rows and len(self._of_ranks) < _MAX_RATES:
                 self._of_ranks += (one for one in found if one[1] is not None)
                 self._waits.append(_waited(record, (self.rows[-1].duration_ns or 0) / 1e6))

@@ -245,14 +245,11 @@ class BarGrammar(Grammar):
         what = "epoch" if bar.is_of_epochs else "iteration"
         jumps = ((b - a, n) for (m, a), (n, b) in pairwise(bar.seen) if n == m + 1)
         took, at = max(jumps, default=(0, 0))
-        usual = s_to_ns((bar.last_second - took) / max(bar.last_step - 1, 1)) or 0
-        is_one = (
-            took >= _FEWEST_SECONDS
-            and took * 1e9 > _FAR_LONGER * usual < _CHANGED * start * _FAR_LONGER
-        )
+        usual = (bar.last_second - took) / max(bar.last_step - 1, 1)
+        is_one = took > max(_FEWEST_SECONDS, _FAR_LONGER * usual) and usual * 1e9 < _CHANGED * start
         if len(self.rows) == 1 and is_all and is_one:
-            self.rows = [Row(bar.last_step, usual, bar.last_step - 1)]
-            times = format_duration(s_to_ns(took)), took * 1e9 / usual, format_duration(usual)
+            self.rows = [Row(bar.last_step, s_to_ns(usual), bar.last_step - 1)]
+            times = format_duration(s_to_ns(took)), took / usual, format_duration(s_to_ns(usual))
             self.notes.append(NOTES["one_far"].format(what, at, *times))
         elif ratio > _SLOW_START or (len(self.rows) > 1 and ratio < 1 / _CHANGED and is_all):
             self.rows.insert(0, Row(step, start, step))
@@ -282,7 +279,8 @@ def _label(before: bytes) -> tuple[bytes, bool, bool, bool]:
     label = before.strip()
     is_of_training = bool(_PATTERNS["of_training"].search(before.rstrip()))
     is_of_training &= not _PATTERNS["of_evaluation"].search(label)
-    is_plain = is_of_training or label == b":" or not label.endswith(b":")
+    is_work = label.endswith(b":") or _PATTERNS["of_preparation"].match(label)
+    is_plain = is_of_training or label == b":" or not is_work
     if not is_of_training and _PATTERNS["metric_of_evaluation"].search(label):
         label = b"evaluation:"
     is_plain |= bool(_PATTERNS["metric"].search(label))

@@ -43,6 +43,7 @@ _FEWEST_MODES = 6  # Reports in which two groups are looked for
 _FAR, _BEGINNING = 3, 16  # Ratio between the two, and letters of a note that say its kind
 _MOST_APART = 4  # Ratio of all reports to those of the smaller group
 
+_BARS = ("computation", "exposed_wait")  # Keys of the bar of a timer, by whether it waits
 _SHORT = "GPU memory is short"
 _OF_ONE = re.compile(r"since the last report \((\d+)\): .* of one\.").search
 _TABLE = table_beside(__package__, "phases.toml")
@@ -77,7 +78,7 @@ def training_verdict(report: Report) -> VerdictText:
         *(
             f"{t.name} takes {format_duration(t.mean_ns)} in {counted(t.num_reports, log.unit)} of "
             f"{log.num_steady}."
-            for t in _rare(log)
+            for t in _rare(log)[0]
         ),
         *(_waiting(log), _reducing(log)),
         *(slow_rank or _advice(log), slower_sentence(log)),
@@ -160,9 +161,10 @@ def _line(log: TrainingLogResult) -> str:
         return f"{first} {text} To see where time goes, {how}.".lstrip()
     usual, mean = format_duration(log.median_ns), format_duration(log.mean_ns)
     time = f"{_what(log)} {'comes every' if log.unit == 'report' else 'takes'} {mean}"
-    if (rare := _rare(log)) and _shares(log):
+    rare, without = _rare(log)
+    if rare and _shares(log):
         names = " and ".join(timer.name for timer in rare)
-        time = f"{_what(log)} takes {format_duration(_without(log))} without {names}"
+        time = f"{_what(log)} takes {format_duration(without)} without {names}"
     elif modes := _modes(log):
         time = f"{time}: {modes}"
     elif _is_skewed(log):
@@ -195,7 +197,7 @@ def _phase_times(log: TrainingLogResult) -> tuple[dict[str, int], int]:
     DeepSpeed's timers do not say what they cover, but those of one line add up to a step.
     """
     found: dict[str, int] = {}
-    rare = _rare(log)
+    rare, mean = _rare(log)
     for timer in (one for one in log.timers if one not in rare):  # longest first
         phase = next((name for name, known in _PHASES.items() if known.search(timer.name)), "")
         if phase:
@@ -204,23 +206,18 @@ def _phase_times(log: TrainingLogResult) -> tuple[dict[str, int], int]:
         both = found.pop("forward and backward")
         for one, other in (("forward", "backward"), ("backward", "forward")):
             found.setdefault(one, max(both - found.get(other, both), 0))
-    whole = sum(found.values()) if log.origin == "DeepSpeed" else _without(log)
+    whole = sum(found.values()) if log.origin == "DeepSpeed" else mean
     if log.input_timer is not None:
         found["waiting for input"] = log.input_timer.mean_ns
     return found, whole or 0
 
 
-def _rare(log: TrainingLogResult) -> list[TrainingTimer]:
-    """Timers of few iterations that take a part of the whole time, as that of a checkpoint."""
-    few = (t for t in log.timers if _FEW_REPORTS * t.num_reports <= log.num_steady)
-    least = MIN_IDLE_RATIO * (log.mean_ns or 0) * log.num_steady
-    return [timer for timer in few if timer.ratio and timer.mean_ns * timer.num_reports > least]
-
-
-def _without(log: TrainingLogResult) -> int:
-    """The mean iteration without the timers of few iterations, in ns."""
-    total = sum(timer.mean_ns * timer.num_reports for timer in _rare(log))
-    return (log.mean_ns or 0) - total // max(log.num_steady, 1)
+def _rare(log: TrainingLogResult) -> tuple[list[TrainingTimer], int]:
+    """Long timers of few iterations, as of checkpoints, and the mean without them, in ns."""
+    mean, num = log.mean_ns or 0, max(log.num_steady, 1)
+    few = [t for t in log.timers if t.ratio and _FEW_REPORTS * t.num_reports <= num]
+    few = [t for t in few if t.mean_ns * t.num_reports > MIN_IDLE_RATIO * mean * num]
+    return few, mean - sum(t.mean_ns * t.num_reports for t in few) // num
 
 
 def _shares(log: TrainingLogResult) -> dict[str, float]:
@@ -231,7 +228,7 @@ def _shares(log: TrainingLogResult) -> dict[str, float]:
     is_few = are_typed or times.keys() <= {"optimizer", "waiting for input"}
     if is_few or not -MIN_IDLE_RATIO * whole <= rest <= MOST_REST_RATIO * whole:
         most = max((timer.num_reports for timer in log.timers), default=1)
-        known = (timer for timer in log.timers if timer not in _rare(log))
+        known = (timer for timer in log.timers if timer not in _rare(log)[0])
         every = {timer.name: timer.mean_ns * timer.num_reports // most for timer in known}
         left = whole - sum(every.values())
         is_whole = len(every) > 1 and left <= MOST_REST_RATIO * whole
@@ -252,7 +249,7 @@ def _phases(log: TrainingLogResult, before: int) -> str:
     Those that do not fit into a headline after this many characters make a sentence of their own.
     """
     parts = [f"{phase} {format_ratio(share)}" for phase, share in _shares(log).items()]
-    start = ": " if _phase_times(log)[1] == _without(log) else f"; of {_PHASES_ALONE}, "
+    start = ": " if _phase_times(log)[1] == _rare(log)[1] else f"; of {_PHASES_ALONE}, "
     lengths = accumulate((len(part) + 2 for part in parts), initial=before + len(start) - 2)
     num = sum(length <= MAX_HEADLINE for length in lengths) - 1 or len(parts)
     first, more = ", ".join(parts[:num]), ", ".join(parts[num:])
@@ -364,11 +361,9 @@ def slower_sentence(log: TrainingLogResult) -> str:
     now, usual = format_duration(slow.duration_ns), format_duration(slow.usual_ns)
     if slow.is_gradual:
         return f"{capitalized(log.unit)}s get longer and longer: {usual} at first, {now} later."
-    when = capitalized(slow.when(log.unit, log.iterations_per_report))
-    return (
-        f"{when}, {_what(log).lower()} takes {now} instead of {usual}, "
-        f"{slow.duration_ns / slow.usual_ns:.2f} times as long."
-    )
+    when, what = slow.when(log.unit, log.iterations_per_report), _what(log).lower()
+    ratio = slow.duration_ns / slow.usual_ns
+    return f"{capitalized(when)}, {what} takes {now} instead of {usual}, {ratio:.2f} times as long."
 
 
 def _slower_rate(log: TrainingLogResult) -> str:
@@ -421,7 +416,7 @@ def training_log_table(report: Report, *, show_all: bool) -> TableView | None:  
         ("throughput", rate_text(log)),
         ("layout", _layout(log)),
         ("pipeline", _pipeline(log)),
-        ("slow iterations", _slow(log)),
+        ("slow iterations", _slow_sentence(log)),
         ("loss", "" if log.first_loss is None else f"{log.first_loss:.4g} to {log.last_loss:.4g}"),
     )
     return facts_table(
@@ -441,7 +436,9 @@ def timers_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("timer", "name", left=True),
             Column("time", "mean_ns"),
             Column("share", "ratio"),
-            Column("", _timer_bar, left=True, stretch=True),
+            Column(
+                "", lambda t: Bar(ratio=t.ratio or 0.0, key=_BARS[t.waits]), left=True, stretch=True
+            ),
             Column(
                 "mostly",
                 lambda timer: "waiting for stages" if timer.waits else "",
@@ -453,10 +450,6 @@ def timers_table(report: Report, *, show_all: bool) -> TableView | None:
         caption=f"{stage}, mean per iteration; timers may contain each other",
         notes=(f"{counted(left, 'more timer')} with --all.",) if left > 0 else (),
     )
-
-
-def _timer_bar(timer: TrainingTimer) -> Bar:
-    return Bar(ratio=timer.ratio or 0.0, key="exposed_wait" if timer.waits else "computation")
 
 
 def slow_iterations_table(report: Report, *, show_all: bool) -> TableView | None:
@@ -521,9 +514,3 @@ def _pipeline(log: TrainingLogResult) -> str:
     who = f"the {log.timer_stage} stage" if log.timer_stage else "the rank of the timers"
     idle = f"{who} does not compute for {format_ratio(log.idle_ratio)} of an iteration"
     return "; ".join(filter(None, (idle * (log.idle_ratio is not None), ideal_sentence(log))))
-
-
-def _slow(log: TrainingLogResult) -> str:
-    often = f", every {log.slow_period:,}" if log.slow_period else ""
-    text = f"{log.num_slow or 0:,} above 1.2 times the median of their neighbours{often}"
-    return text if log.num_slow else ""

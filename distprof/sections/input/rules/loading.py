@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Iterator
 
@@ -292,13 +291,13 @@ def input_bound_by_log(
         return
     is_usual = timer.median_ns > timer.mean_ns / 2
     of = f"of each {log.unit}" if is_usual else "of its time"
-    named = f" {timer.name!r}" if re.search(r"[_-]", timer.name) else " of it"  # as it is printed
+    named = f"timer {timer.name!r}" if {*timer.name} & {*"_-"} else "own timer"  # as printed
     usual = f" Half of the reports show {format_duration(timer.median_ns)} or less."
     yield Draft(
         headline=f"The training loop waits {format_ratio(timer.ratio)} {of} for input",
         message=(
             f"{format_duration(timer.mean_ns)} of {format_duration(log.mean_ns)}, according to the "
-            f"program's timer{named}.{'' if is_usual else usual}"
+            f"program's {named}.{'' if is_usual else usual}"
         ),
         fix=advice("input-bound", "log"),
         cost_ns_per_step=timer.mean_ns,
