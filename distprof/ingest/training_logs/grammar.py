@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from distprof.bounds import Patterns, byte_patterns_beside, table_beside
+from distprof.ingest.output.read import prefix_rank
 from distprof.run.logs import TrainingFacts, TrainingLog
 from distprof.schema import ABSENT, Floats, Int64Array
 from distprof.units import NS_PER_S, format_duration, format_ratio
@@ -161,6 +162,13 @@ def to_float(text: bytes | None) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) else None
+
+
+def rank_in(line: bytes) -> int | None:
+    """The rank that printed a line, as its launcher or the program writes it."""
+    known = prefix_rank(line[:200].decode("utf-8", "replace"))
+    found = None if known is not None else _PATTERNS["rank"].search(line, 0, 200)
+    return known if found is None else int(found[1] or found[2])
 
 
 def clock_s(text: bytes) -> float | None:
@@ -314,7 +322,7 @@ def _of_one_rank(
 ) -> tuple[list[Row], Int64Array]:
     """Reports of one rank, and the position of each report among them, ABSENT if dropped."""
     ranks = {row.rank for row in rows}
-    if len(ranks) < 2 or all(row.rank == row.iteration for row in rows):  # of "10: loss"
+    if len(ranks) < 2 or len({row.iteration for row in rows}) == len(rows):  # as of "10: loss"
         return list(rows), np.arange(len(rows), dtype=np.int64)
     counts = Counter(row.rank for row in rows)
     rank = max(counts, key=lambda r: (counts[r], -(r if r is not None else _LARGEST)))

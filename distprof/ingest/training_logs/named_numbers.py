@@ -23,7 +23,6 @@ from typing import Any
 
 import msgspec
 
-from distprof.ingest.output.read import prefix_rank
 from distprof.ingest.training_logs.grammar import (
     MAX_COUNT,
     NOTES,
@@ -34,6 +33,7 @@ from distprof.ingest.training_logs.grammar import (
     clock_s,
     has_lost,
     line_around,
+    rank_in,
     s_to_ns,
     slow_rank,
     stamp_s,
@@ -301,11 +301,10 @@ def _read(text: bytes) -> Report | None:
     stamp = stamp_s(text[:200])
     if time is None and not rates and (stamp is None or not (loss or phases)):
         return None
-    rank = prefix_rank(text[:200].decode("utf-8", "replace"))
     of_loss = to_float(loss["value"]) if loss else None
     return Report(
         rate=rates.pop("rate", None),
-        row=Row(step[0], loss=of_loss, rank=rank, at_s=stamp)._replace(**rates),
+        row=Row(step[0], loss=of_loss, rank=rank_in(text), at_s=stamp)._replace(**rates),
         number=step[0],
         counted=step[2],
         time=time,
@@ -364,7 +363,8 @@ def of_the_usual_kind(found: list[Report], fewest: int = FEWEST) -> list[Report]
     A step that several ranks report without a prefix counts once.
     """
     ranks = Counter(one.row.rank for one in found).most_common(1)
-    mine = [one for one in found if one.row.rank == ranks[0][0]]
+    is_of_one = len({one.number for one in found}) == len(found)  # whatever ranks it names
+    mine = [one for one in found if is_of_one or one.row.rank == ranks[0][0]]
     num = len({one.number for one in mine})
     mine = [one for one in mine if one.time is not None or one.rate is not None] or mine
     mine = mine[:1] + [one for before, one in pairwise(mine) if one.number != before.number]

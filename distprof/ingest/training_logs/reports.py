@@ -6,6 +6,7 @@ further program costs nothing where it printed nothing.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -17,7 +18,6 @@ import msgspec
 
 from distprof.bounds import table_beside
 from distprof.ingest.output.expressions import Signs
-from distprof.ingest.output.read import prefix_rank
 from distprof.ingest.training_logs.grammar import (
     IMPOSSIBLE,
     LEAST_EVALUATION,
@@ -32,13 +32,14 @@ from distprof.ingest.training_logs.grammar import (
     clock_s,
     has_lost,
     line_around,
+    rank_in,
     s_to_ns,
     slow_rank,
     stamp_s,
     to_float,
     whole_number,
 )
-from distprof.units import NS_PER_S, format_ratio
+from distprof.units import NS_PER_S, format_duration, format_ratio
 
 _MULTIPLES = {b"k": 1e3, b"K": 1e3, b"M": 1e6, b"B": 1e9, b"s": 1.0, b"ms": 1e-3, b"us": 1e-6}
 _SUFFIX = re.compile(rb" ?([kKMB]|[mu]?s)(?<=s)?(?:ec(?:ond)?s?)?$")
@@ -47,6 +48,7 @@ _FEWEST_PARTS = 3
 _MOST_ERROR = 0.05  # of a mean that follows from others
 _SAME = 0.001  # of a mean that is printed
 _MANY = 4
+_ALIKE, _LONG_WAIT = 0.7, 0.1  # Ratio of a wait to what causes it, and share of an iteration
 _LEAST_OF_SECONDS = 10_000  # ms, of which a whole second is no large part
 _LEAST_OF_HOURS = 7_200.0  # ms between elapsed hours, whose four decimals are right to 5 % of it
 _ELAPSED = (("elapsed_h", 3.6e6), ("elapsed_s", 1e3), ("elapsed_ms", 1.0))
@@ -132,6 +134,7 @@ class ReportGrammar(Grammar):
     _means: list[_Means] = msgspec.field(default_factory=list)
 
     _of_ranks: list[_Timed] = msgspec.field(default_factory=list)
+    _waits: list[float] = msgspec.field(default_factory=list)  # ms, for slower ranks
     _before: tuple[float, float] | None = None  # number and elapsed time of the last report
     _samples: float = 0.0  # samples at the last report that names them
     _worth: int = 0  # that of the reports
@@ -160,9 +163,10 @@ class ReportGrammar(Grammar):
             self._before = None
         elif wording.phases:
             found = sorted(_phases(wording, record, line), key=lambda one: one[2])
-            ranked = [one for one in found if one[1] is not None]
-            self._of_ranks += ranked[: max(_MAX_RATES - len(self._of_ranks), 0)]
-            self._take_phases(wording, {name: ns for name, _, ns in found})
+            self._take_phases(wording, {name: ns for name, _, ns in found}, rank_in(record))
+            if wording.is_of_slowest and self.rows and len(self._of_ranks) < _MAX_RATES:
+                self._of_ranks += (one for one in found if one[1] is not None)
+                self._waits.append(_waited(record, (self.rows[-1].duration_ns or 0) / 1e6))
         else:
             self._take_report(wording, record, line)
 
@@ -180,7 +184,7 @@ class ReportGrammar(Grammar):
             for kept in (self.rows, self.timers, self.notes, self._means):
                 kept.clear()
 
-    def _take_phases(self, wording: Wording, timers: Mapping[str, int]) -> None:
+    def _take_phases(self, wording: Wording, timers: Mapping[str, int], rank: int | None) -> None:
         """Add timers to the last report, or make a report of them."""
         note = wording.note
         if "forward-compute" in timers and not self._early:
@@ -195,7 +199,8 @@ class ReportGrammar(Grammar):
             least = wording.whole if wording.worth else wording.whole[:2]
             if not timers.keys() >= set(least) or not self._is_better(wording):
                 return
-            self.add(Row(None, duration_ns=sum(timers.get(name, 0) for name in wording.whole)))
+            whole = sum(timers.get(name, 0) for name in wording.whole)
+            self.add(Row(None, duration_ns=whole, rank=rank))
             note = wording.note_of_whole or note
         self.add_timers(timers)
         self.is_of_slowest_ranks |= wording.is_of_slowest and bool(self.rows)
@@ -208,6 +213,9 @@ class ReportGrammar(Grammar):
             self._separate()
         whole = [("", 0, row.duration_ns) for row in self.rows]
         self.notes += slow_rank([*whole, *self._of_ranks], fewest=1) if self._of_ranks else []
+        known = [row.duration_ns / 1e6 for row in self.rows if row.duration_ns]
+        if self._waits and known and (wait := median(self._waits)) > _LONG_WAIT * median(known):
+            self.notes.append(NOTES["slower_ones"].format(format_duration(1e6 * wait)))
         if self._early and self.rows and not self.timers:  # Megatron-LM prints them behind
             self.add_timers(self._early)
         if self._worth < _WHOLE and 0 < len(self.rows) < _FEWEST_PARTS:
@@ -292,7 +300,8 @@ class ReportGrammar(Grammar):
         is_restart = values.get("elapsed_s", was) * 1e3 < was  # its clock starts again
         number, ns, span = self._timed(wording, values)
         start = line[0][: 0 if is_restart else _MAX_LINE if wording.stamped else _MAX_START]
-        stamp = stamp_s(start)  # not of a restart: what passed before it is no pause
+        of_bar = values.get("elapsed_s") if "s" in values else None
+        stamp = stamp_s(start) or of_bar  # not of a restart: what passed before it is no pause
         is_timed = ns is not None or (wording.stamped and stamp is not None)
         if not is_timed and not any(name in values for name in RATES[:3]):
             self.num_unknown += not values.keys() & {"elapsed_ms", "elapsed_s", "elapsed_h", "rate"}
@@ -303,7 +312,7 @@ class ReportGrammar(Grammar):
             return
         if not self._is_better(wording):
             return
-        rank = whole_number(values.get("rank", prefix_rank(record[:200].decode(errors="replace"))))
+        rank = whole_number(values.get("rank", rank_in(record)))
         is_again = last and number is not None and (last.iteration, last.rank) == (number, rank)
         if last and "whole_s" in values and ns:  # all ranks print it
             is_again = abs(self._whole_s - values["whole_s"]) < _HALF * values["whole_s"]
@@ -456,6 +465,22 @@ def _phases(wording: Wording, record: bytes, line: re.Match[bytes]) -> list[_Tim
     return found
 
 
+def _waited(record: bytes, whole: float) -> float:
+    """The longest wait in ms for ranks that compute as much longer; 0 if the two differ.
+
+    Without the least time, the last rank takes at most what its compute leaves of an iteration.
+    """
+    compute = apart = waited = 0.0
+    for name, least, most in _PATTERNS["across"].findall(record):
+        if name.endswith(b"compute"):
+            compute, apart = compute + float(most), apart + float(most) - float(least or "-inf")
+        else:
+            left = float(least) if least else max(whole - compute, 0.0)
+            waited = max(waited, float(most) - left)
+    is_alike = math.isinf(apart) or min(apart, waited) > _ALIKE * max(apart, waited)
+    return min(apart, waited) * is_alike
+
+
 def _lines(block: bytes) -> Iterator[tuple[int, int, Wording]]:
     """Start and end of each line with a sign, once for each wording."""
     seen: dict[str, int] = {}
@@ -472,13 +497,13 @@ def _record(block: bytes, start: int, end: int, wording: Wording) -> bytes:
     """A line with the indented lines around it, and the line before those."""
     for _ in range(wording.less):
         before = block.rfind(b"\n", max(start - _MAX_LINE, 0), max(start - 1, 0)) + 1
-        is_part = wording.is_loose or block[start : start + 1] in b" \t"
+        is_part = wording.is_loose or _PATTERNS["indented"].match(block, start)
         if start <= 0 or not is_part or _compiled(wording.line).match(block, before, start):
             break  # at the record before it, at the latest
         start = before
     for _ in range(wording.more):
         following = block.find(b"\n", end + 1, end + _MAX_LINE)
-        if following < 0 or not (wording.is_loose or block[end + 1 : end + 2] in (b" ", b"\t")):
+        if following < 0 or not (wording.is_loose or _PATTERNS["indented"].match(block, end + 1)):
             break
         end = following
     return block[start:end]

@@ -61,6 +61,7 @@ class SlowPeriod(Record, frozen=True, kw_only=True):
     usual_ns: int  # Median duration of the other iterations.
     excess_ns: int  # Its time beyond the usual duration, averaged over all iterations of the log.
     is_gradual: bool  # Whether iterations get longer and longer, not from one to the next.
+    part: str | None = None  # The shortest timer that takes most of what slow iterations add.
 
     def when(self, unit: str, per_report: int | None = 1) -> str:
         """For example ``from iteration 300 to 700``; how many reports, if they have no numbers."""

@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.artefacts.record import shared_fields
@@ -45,6 +46,7 @@ MIN_KENDALL, GROWN_RATIO = 0.7, 1.3
 """Least correlation of ranks (of six equal reports, 3 % by chance) and growth to the last third."""
 
 _CREPT = 1.05  # That growth of time per sample, in a log that holds nothing else.
+_WHOLE = 0.97  # Share of an iteration from which a timer is all of it.
 _MOST_OF_GROWTH = 0.7  # A rise from one report to the next above this share is a step.
 _OTHER_RUN = 1.2  # Ratio of the iterations in an epoch of one run to those of another.
 _FAR, _ROUNDER = 3, 5  # Ratio to the time of neighbours, and of round numbers to those of reports.
@@ -116,6 +118,8 @@ def _times(log: TrainingLog) -> dict[str, Any]:
     counts[first] |= log.duration_ns[first] < SLOWER_RATIO * ns.min()  # that is no warm-up
     spans = _weights(log.iteration[counts], log.duration_ns[counts], log.span[counts])
     slower = _slow_span(log.iteration[counts], log.duration_ns[counts], spans, GROWN_RATIO)
+    if slower and slower.is_gradual and _grows(log, counts):
+        slower = None
     return {
         "num_steady": len(ns),
         "iterations_per_report": int(np.median(weight)),
@@ -128,9 +132,21 @@ def _times(log: TrainingLog) -> dict[str, Any]:
         "cv": spread / mean if mean > 0 else None,
         "steady_ns": tuple(ns[-MAX_KEPT:].tolist()),
         "first_ns": None if steady[first] else int(log.duration_ns[first]),
-        "slow_span": None if slower and slower.is_gradual and _grows(log, counts) else slower,
+        "slow_span": slower and replace(slower, part=_part(log, counts, slower)),
         **slow,
     }
+
+
+def _part(log: TrainingLog, counts: NDArray[np.bool_], slow: SlowPeriod) -> str | None:
+    """The shortest timer that takes most of what slow iterations add."""
+    ns, more = log.duration_ns[counts], slow.duration_ns - slow.usual_ns
+    is_slow = ns > slow.usual_ns + more / 2
+    parts: dict[str, float] = {}
+    for name, column in log.timers.items():
+        each = np.maximum(column[counts], 0)  # no time where it is absent
+        is_most = 2 * (each[is_slow].mean() - each[~is_slow].mean()) > more
+        parts |= {name: each.mean()} if is_most and each.mean() < _WHOLE * ns.mean() else {}
+    return min(parts, key=parts.__getitem__, default=None)
 
 
 def _grows(log: TrainingLog, counts: NDArray[np.bool_]) -> bool:

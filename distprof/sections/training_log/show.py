@@ -37,7 +37,8 @@ MOST_OF_ALL = 0.9  # Share of the wait for input from which the rest does not ma
 
 _FEW_REPORTS, _FAR_LONGER = 3, 10  # Up to this many reports, someone chose them one by one
 _FEWEST_RISING = 5  # Reports that each take longer, which is rarely chance
-_SKEWED = 1.5  # Ratio of the mean to the median
+_SKEWED, _FAR_OFF = 1.5, 2  # Ratio to the median of the mean, and of few long iterations,
+_FEW_LONG = 8  # of which there is one in eight
 _FEWEST_MODES = 6  # Reports in which two groups are looked for
 _FAR, _BEGINNING = 3, 16  # Ratio between the two, and letters of a note that say its kind
 _MOST_APART = 4  # Ratio of all reports to those of the smaller group
@@ -65,11 +66,12 @@ def training_verdict(report: Report) -> VerdictText:
     for note in (one for one in log.unavailable if one.startswith(_FIRST)):
         line = line if note[:_BEGINNING] in line else f"{note} {line}"  # one of each kind
     is_known = log.mean_ns is None or log.idle_ratio is not None or bool(_shares(log))
-    if nccl_line and not (is_known or _is_skewed(log)):  # the best available
+    slow_rank = next((text for a, text in _TABLE["slow_rank"].items() if line.startswith(a)), "")
+    if nccl_line and not (is_known or slow_rank or _is_skewed(log)):  # the best available
         time = f"{_what(log)} takes {format_duration(log.mean_ns)}"
         first = nccl_line[:1] if nccl_line[1:2].isupper() else nccl_line[:1].lower()
         line, nccl_line = f"{time}; {first}{nccl_line[1:]}", ""
-    elif not (is_known or line.startswith("Rank ")):
+    elif not (is_known or slow_rank):
         undecided = _undecided(log)
     why = (
         *undecided,
@@ -79,7 +81,7 @@ def training_verdict(report: Report) -> VerdictText:
             for t in _rare(log)[0]
         ),
         *(_waiting(log), _reducing(log)),
-        *(_TABLE["slow_rank"] if line.startswith("Rank ") else _advice(log), slower_sentence(log)),
+        *(slow_rank or _advice(log), slower_sentence(log)),
         *(_slow_sentence(log), f"Throughput: {rates}." if (rates := rate_text(log)) else ""),
         *(nccl_line, *(told(report.nccl, "connections") if nccl_line else ()), _left_out(log)),
         *(note for note in log.unavailable if note.startswith(_TOLD[: -1 if is_short else None])),
@@ -256,7 +258,12 @@ def _phases(log: TrainingLogResult, before: int) -> str:
 
 def _is_skewed(log: TrainingLogResult) -> bool:
     """Whether few long iterations make the mean, so that the median is what is usual."""
-    return (log.mean_ns or 0) > _SKEWED * (log.median_ns or math.inf)
+    usual, ns = log.median_ns or math.inf, log.steady_ns
+    most = [each for each in ns if each < _FAR_OFF * usual]  # which are alike, and not all of it
+    is_even = sum(most) < (1 + MIN_IDLE_RATIO) * usual * len(most)
+    is_part = sum(ns) > (1 + 2 * MIN_IDLE_RATIO) * usual * len(ns)
+    is_few = is_even and is_part and _FEW_LONG * (len(ns) - len(most)) <= len(ns)
+    return (log.mean_ns or 0) > _SKEWED * usual or is_few
 
 
 def _modes(log: TrainingLogResult) -> str:
@@ -314,17 +321,22 @@ def reduction(log: TrainingLogResult) -> tuple[TrainingTimer | None, float, str]
     _, whole = _phase_times(log)
     of = _what(log).lower() if whole == log.mean_ns else _PHASES_ALONE
     timer = next((one for one in log.timers if one.name in _TABLE["reductions"] and whole), None)
-    return timer, timer.mean_ns / whole if timer else 0.0, of
+    ratio = timer.mean_ns / whole if timer else 0.0
+    is_of_faster_rank = (log.compute_ratio or 0.0) + ratio > 1 + MIN_IDLE_RATIO
+    return (None, 0.0, of) if is_of_faster_rank else (timer, ratio, of)
 
 
 def _reducing(log: TrainingLogResult) -> str:
-    """The gradients' reduction, if the program waits for it; a long one is a finding."""
-    timer, ratio, of = reduction(log)
-    least = 0.0 if log.origin == "DeepSpeed" else MIN_IDLE_RATIO
-    if timer is None or not least <= ratio < LONG_REDUCTION:
+    """What the gradients' reduction takes, or after a long one, a finding, the all-gather."""
+    what, (timer, ratio, of) = "reduction of gradients", reduction(log)
+    if ratio >= LONG_REDUCTION:
+        what, gather = "all-gather of parameters", _TABLE["gather"]
+        timer = next((one for one in log.timers if one.name == gather and one.ratio), None)
+        ratio = timer.ratio or 0.0 if timer else 0.0
+    if timer is None or ratio < (0.0 if log.origin == "DeepSpeed" else MIN_IDLE_RATIO):
         return ""
     took = f"{format_duration(timer.mean_ns)}, {format_ratio(ratio)} of {of}"
-    return f"The reduction of gradients ({timer.name}) takes {took}."
+    return f"The {what} ({timer.name}) takes {took}."
 
 
 def _advice(log: TrainingLogResult) -> str:

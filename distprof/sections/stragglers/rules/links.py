@@ -170,7 +170,6 @@ def _may_be_the_cpu(link: SlowLink, pauses: PausesResult) -> bool:
 
 
 MAX_NAMED = 5
-_WHOLE = 0.97  # Share of an iteration from which a timer is all of it
 
 
 @rule(
@@ -287,13 +286,12 @@ def slower_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]
     if slow.is_gradual:
         kind, message = "gradual", f"They take {usual} at first and {now} later."
         headline = f"{those} get longer and longer, to {times} the first"
-    most = (t for t in log.timers if 2 * (t.mean_ns - slow.usual_ns) > slow.excess_ns)
-    part = next((timer for timer in most if (timer.ratio or 1) < _WHOLE), None)
-    kind = kind if part is None else "input" if part == log.input_timer else "part"
+    is_input = log.input_timer is not None and slow.part == log.input_timer.name
+    kind = kind if slow.part is None else "input" if is_input else "part"
     yield Draft(
         headline=headline,
         message=message,
-        fix=advice("slower-iterations", kind, part=part and part.name),
+        fix=advice("slower-iterations", kind, part=slow.part),
         cost_ns_per_step=slow.excess_ns,
         steps=() if slow.first_iteration is None else (slow.first_iteration,),
         evidence=("training_log.slow_span",),
