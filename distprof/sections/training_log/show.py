@@ -174,7 +174,7 @@ def _line(log: TrainingLogResult) -> str:
     who = f"the {log.timer_stage} stage" if log.timer_stage else "the slowest rank"
     if log.mesh.get("pp", 1) < 2:
         who = "the rank of the timers"
-    text = f"{time}, and {who} computes for {format_ratio(min(log.compute_ratio, 1.0))} of it"
+    text = f"{time}, and {who} computes for {format_ratio(min(log.compute_ratio or 0.0, 1.0))} of it"
     return f"{': '.join(filter(None, (text, ideal_sentence(log))))}."
 
 
