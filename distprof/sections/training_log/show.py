@@ -187,7 +187,8 @@ def _line(log: TrainingLogResult) -> str:
     who = f"the {log.timer_stage} stage" if log.timer_stage else "the slowest rank"
     if log.mesh.get("pp", 1) < 2 and not is_of_slowest:
         who = "the rank of the timers"
-    text = f"{time}, and {who} computes for {format_ratio(min(log.compute_ratio, 1.0))} of it"
+    share = format_ratio(min(log.compute_ratio or 0.0, 1.0))
+    text = f"{time}, and {who} computes for {share} of it"
     return f"{': '.join(filter(None, (text, ideal_sentence(log))))}."
 
 
