@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from distprof.bounds import table_beside
 from distprof.escape import MAX_HEADLINE
-from distprof.ingest.training_logs.grammar import AGAIN, AXES, OF_THE_JOB, RUN, TYPED, USE
+from distprof.ingest.training_logs.grammar import AGAIN, AXES, FILE, OF_THE_JOB, RUN, TYPED, USE
 from distprof.sections.base import VerdictText
 from distprof.sections.nccl.show import jobs_fact, nccl_verdict, told
 from distprof.sections.parts import is_recorded
@@ -42,7 +42,7 @@ _FEWEST_MODES = 6  # Reports in which two groups are looked for
 _FAR, _BEGINNING = 3, 16  # Ratio between the two, and letters of a note that say its kind
 _MOST_APART = 4  # Ratio of all reports to those of the smaller group
 
-_SHORT = "GPU memory is short"
+_SHORT, _SLOW = "GPU memory is short", ("Rank ", "Ranks ", "File ")
 _OF_ONE = re.compile(r"since the last report \((\d+)\): .* of one\.").search
 _TABLE = table_beside(__package__, "phases.toml")
 _FIRST, _INSTEAD, _TOLD = (tuple(_TABLE["notes"][which]) for which in ("first", "instead", "told"))
@@ -68,19 +68,21 @@ def training_verdict(report: Report) -> VerdictText:
         time = f"{_what(log)} takes {format_duration(log.mean_ns)}"
         first = nccl_line[:1] if nccl_line[1:2].isupper() else nccl_line[:1].lower()
         line, nccl_line = f"{time}; {first}{nccl_line[1:]}", ""
-    elif not (is_known or line.startswith("Rank ")):
+    elif not (is_known or line.startswith(_SLOW)):
         undecided = _undecided(log)
     why = (
         *undecided,
         *(_waiting(log), _reducing(log)),
-        *(_TABLE["slow_rank"] if line.startswith("Rank ") else _advice(log), slower_sentence(log)),
+        *(_TABLE["slow_rank"] if line.startswith(_SLOW) else _advice(log), slower_sentence(log)),
         *(_slow_sentence(log), f"Throughput: {rates}." if (rates := rate_text(log)) else ""),
         *(nccl_line, *(told(report.nccl, "connections") if nccl_line else ()), _left_out(log)),
         *(note for note in log.unavailable if note.startswith(_TOLD[: -1 if is_short else None])),
     )
     reasons = tuple(dict.fromkeys(each for each in why if each and each not in line))
     compared = scaling_lines(report.scaling_table)
-    of_log = next((note for note in log.unavailable if note.startswith((RUN, AGAIN))), "")
+    of_log = next((note for note in log.unavailable if note.startswith((RUN, AGAIN, FILE))), "")
+    if log.num_files > 1 and compared:  # files, of numbers of GPUs
+        line, of_log = of_log or line, ""
     of_runs = of_log or (compared[0] if compared else "")  # printed times before typed ones
     has_phases = bool(_shares(log)) and not compared
     lead = (line, of_runs) if has_phases else (of_runs, line)  # what takes most comes first
@@ -101,6 +103,7 @@ def training_origin(report: Report) -> str:
     facts = [
         f"log of {log.origin}",
         counted(log.world_size, "rank") if log.world_size else "",
+        counted(log.num_files, "file") if log.num_files > 1 else "",
         counted(log.num_reports, "report"),
         f"NCCL logs from {counted(num_nccl, 'file')}" if num_nccl else "",
         jobs_fact(report.nccl),
