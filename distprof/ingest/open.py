@@ -368,14 +368,17 @@ def _one_of_each(source: str, sources: Sequence[SourceFile]) -> list[SourceFile]
     """The file of each kind, in the order of kinds; InputError for several of one kind."""
     ordered = sorted(sources, key=lambda one: (one[0].place, one[1]))
     by_kind = grouped([(one[0].place, one) for one in ordered])
-    for (kind, path), *others in by_kind.values():
-        if not others:
-            continue
-        paths = [path, *(other for _, other in others)]
-        names = [path.removeprefix(f"{Path(expanded(source))}/") for path in paths]
-        found = f"{len(names)} sources of one kind ({kind.origin}): {few_names(names, _MAX_NAMED)}"
-        fix = f"name one of them: distprof analyze {path}"
-        raise InputError(source, expected="the files of one job", found=found, fix=fix)
+    most = max(by_kind.values(), key=len, default=[])
+    if len(most) > 1:
+        kind, path = most[0]
+        names = [other.removeprefix(f"{Path(expanded(source))}/") for _, other in most]
+        raise InputError(
+            source,
+            expected="the files of one job",
+            found=f"{len(most)} sources of one kind ({kind.origin}): "
+            f"{few_names(names, _MAX_NAMED)}",
+            fix=f"name one of them: distprof analyze {path}",
+        )
     return [several[0] for several in by_kind.values()]
 
 
@@ -387,9 +390,9 @@ def _sources_inside(source: str) -> list[SourceFile]:
     sources: list[SourceFile] = []
     known: dict[str, Source[Any]] = {}  # by names without numbers: those of ranks are alike
     num_files = 0
-    for parent, folders, names in walked(root) if root.is_dir() else _matching(source):
-        is_inside = root.is_dir() and Path(parent) != root
-        folder_kind = fitting_kind(parent) if is_inside else None
+    matching = [(str(root), list[str](), [*_matching(source)])]
+    for parent, folders, names in walked(root) if root.is_dir() else matching:
+        folder_kind = fitting_kind(parent) if Path(parent) != root else None
         if folder_kind is not None:
             folders.clear()
             sources.append((folder_kind, parent))
@@ -407,7 +410,7 @@ def _sources_inside(source: str) -> list[SourceFile]:
     return sources
 
 
-def _matching(pattern: str) -> Iterator[tuple[str, list[str], list[str]]]:
-    """The files that a pattern names, as :func:`walked` has them."""
-    files = map(Path, sorted(glob.glob(expanded(pattern), recursive=True)))  # noqa: PTH207
-    yield from ((str(path.parent), [], [path.name]) for path in files if path.is_file())
+def _matching(pattern: str) -> Iterator[str]:
+    """The files that a pattern names, by their absolute paths."""
+    found = map(Path, sorted(glob.glob(expanded(pattern), recursive=True)))  # noqa: PTH207
+    return (str(path.absolute()) for path in found if path.is_file())

@@ -109,12 +109,13 @@ def test_local_ranks_of_hosts_are_named_by_their_files(
 def test_the_rank_whose_log_ends_first_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for rank in range(4):
+    for rank in range(5):
         write_image_log(tmp_path / f"rank{rank}.log", 0.01, num_reports=9 if rank == 2 else 12)
-    (tmp_path / "rank4.log").touch()
+    (tmp_path / "rank3.log").write_text("")
     text = said(tmp_path, capsys)
     assert text.startswith("In the logs, rank 2 ends 30 iterations before 3 others An iteration")
     assert "dump the stacks of rank 2 first" in text
+    assert "does not say what rank 3 does" in text
     write_image_log(tmp_path / "rank1.log", 0.01, num_reports=8)
     text = said(tmp_path, capsys)
     assert text.startswith("In the logs, ranks 1-2 end 30 to 40 iterations before 2 others")

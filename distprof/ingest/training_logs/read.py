@@ -51,7 +51,7 @@ from distprof.ingest.training_logs.trainers import BarGrammar, LightningGrammar,
 from distprof.ingest.wrapped import unwrapped
 from distprof.run.logs import TrainingLog
 from distprof.schema import ABSENT
-from distprof.units import few_names, format_duration, verb
+from distprof.units import few_names, format_duration, name_ranks, verb
 
 _JSON = (".json", ".json.gz")
 _SMALL = 1 << 16
@@ -358,18 +358,23 @@ def read_several(paths: Sequence[str], ranks: Sequence[int | None]) -> tuple[Tra
 
     ``ranks`` are those in their names. InputError if none can be read.
     """
-    above = len(os.path.commonpath([Path(path).parent for path in paths]).rstrip("/")) + 1
-    are_ranks, are_all = None not in ranks, len({*ranks}) == len(ranks)  # or those of each host
+    root = os.path.commonpath([Path(path).parent for path in paths])
+    names = [os.path.relpath(path, root) for path in paths]
+    are_ranks, known = None not in ranks, {rank for rank in ranks if rank is not None}
+    are_all = are_ranks and len(known) == len(paths)  # else those of each host
+    is_certain = are_all and all("rank" in name.lower() for name in names)
+    names = [f"rank {rank}" for rank in ranks] if are_all else names
     logs: dict[str, TrainingLog] = {}
-    for path, rank in zip(paths, ranks, strict=True):
+    for path, name in zip(paths, names, strict=True):
         with suppress(InputError):
-            name = f"rank {rank}" if are_ranks and are_all else path[above:]
             logs[name] = _part(read_training_log(path), -_COMPARED)
     logs = logs or {paths[0]: read_training_log(paths[0])}
-    is_certain = are_ranks and are_all and all("rank" in path.lower() for path in paths)
     if is_certain or _are_of_one_job([*logs.values()], are_ranks=are_ranks):
-        logs = logs if are_ranks and are_all else {f"file {name}": logs[name] for name in logs}
+        logs = logs if are_all else {f"file {name}": logs[name] for name in logs}
         whose, notes, speeds = *_of_ranks(logs), ""
+        silent = {*range(max(known, default=0))} - known if are_all else ()
+        if 0 < len(silent) < len(known):
+            notes.append(NOTES["missing"].format(name_ranks(silent)))
     else:
         whose, notes, speeds = _of_runs(logs)
     log = read_training_log(logs[whose].files[0])
