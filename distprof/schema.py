@@ -8,7 +8,7 @@ generated from it. Strings are dictionary-encoded (:class:`Coded`). A missing in
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
@@ -91,7 +91,7 @@ class Coded(msgspec.Struct, frozen=True):
         """Mask of the rows that hold ``value``."""
         return self.isin((value,))
 
-    def isin(self, wanted: Sequence[str]) -> NDArray[np.bool_]:
+    def isin(self, wanted: Collection[str]) -> NDArray[np.bool_]:
         """Mask of the rows that hold one of ``wanted``."""
         return self.where([value in wanted for value in self.values])
 

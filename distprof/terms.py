@@ -176,9 +176,11 @@ class NcclRemark(StrEnum):
     GDR_OFF = "GPUDirect RDMA is disabled"
     PEER_OFF = "access between GPUs is disabled"
     PLUGIN = "OFI plug-in"
+    NO_SPEED = "PCIe links without a speed"
     NO_RATE = "PCIe links count as almost nothing"
     RINGS = "rings that the graph search found"
     NO_VERBS = "InfiniBand is not tried"
+    BESIDE = "what the text shows of the hardware"
 
 
 class Severity(StrEnum):

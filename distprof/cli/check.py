@@ -310,16 +310,12 @@ def _record_runs(
 
 
 def _judge(
-    sizes: Sizes, settings: CheckConfig, options: dict[str, Any], *, alpha: float | None = None
+    sizes: Sizes, settings: CheckConfig, options: dict[str, Any], **alpha: float
 ) -> CheckResult:
-    from distprof.verbs.gate import ALPHA
     from distprof.verbs.gate.baseline import read_baseline
     from distprof.verbs.gate.check import judge_runs
 
     source = options["baseline"] or ", ".join(options["against"])
     against = _sizes(options["against"]) if options["against"] else read_baseline(source)
-    alpha = ALPHA if alpha is None else alpha
     allow = options["allow_unlike"]
-    return judge_runs(
-        sizes, against, source=source, settings=settings, alpha=alpha, allow_unlike=allow
-    )
+    return judge_runs(sizes, against, source=source, settings=settings, allow_unlike=allow, **alpha)

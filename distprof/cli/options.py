@@ -11,14 +11,13 @@ from click.shell_completion import CompletionItem
 
 from distprof.cli.app import State
 from distprof.terms import FORMATS, PAGE_FORMATS, Severity
-from distprof.units import parse_duration
+from distprof.units import MOST_RANKS, parse_duration
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 flag_option = partial(click.option, is_flag=True)
 path_option = partial(click.option, type=click.Path(), metavar="FILE")
 _eager_flag = partial(flag_option, is_eager=True, expose_value=False)
 MAX_RANK = 10_000_000
-MOST_RANKS = 1_000_000
 
 
 class _Named(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 only

@@ -95,7 +95,9 @@ if TYPE_CHECKING:
     from distprof.rules.base import Rule
     from distprof.verbs.hang import HangReport
 
-_NEVER, _STUCK, _IN_FLIGHT, _FAILED = "never", "stuck", "in_flight", "failed"
+_HANGS = ("stuck", "failed")
+_FAILING = {"stuck": _HANGS, "in_flight": (*_HANGS, "in_flight"), "never": ()}
+"""States of a hang that fail the command, by ``--fail-on``."""
 
 
 @click.command()
@@ -104,8 +106,8 @@ _NEVER, _STUCK, _IN_FLIGHT, _FAILED = "never", "stuck", "in_flight", "failed"
 @flag_option("--full", help="Show every table, not only what to do.")
 @click.option(
     "--fail-on",
-    type=click.Choice([_STUCK, _IN_FLIGHT, _NEVER]),
-    default=_STUCK,
+    type=click.Choice([*_FAILING]),
+    default="stuck",
     show_default=True,
     help="Exit with 1 if the job is stuck or failed; in_flight: also if operations are in flight.",
 )
@@ -132,10 +134,7 @@ def hang(sources: tuple[str, ...], fail_on: str, executor: str, **output_options
     output.check(HANG)
     report = _report(sources, executor, quiet=output.quiet)
     deliver(HANG, report, output)
-    stuck = {_NEVER: (), _STUCK: (_STUCK, _FAILED), _IN_FLIGHT: (_STUCK, _FAILED, _IN_FLIGHT)}[
-        fail_on
-    ]
-    return ExitCode.FINDINGS if report.state.value in stuck else ExitCode.FINE
+    return ExitCode.FINDINGS if report.state.value in _FAILING[fail_on] else ExitCode.FINE
 
 
 def _report(sources: tuple[str, ...], executor: str, *, quiet: bool) -> HangReport:

@@ -313,7 +313,7 @@ def _check_regimes(line: _Line, size: Floats) -> None:
     ends = f"{format_bytes(float(size.min()))} to {format_bytes(float(size.max()))}"
     distinct = {float(s): float(r) for s, r in zip(size, latency, strict=True)}.values()
     if sum(ratio >= _REGIME_RATIO for ratio in distinct) < _MIN_IN_REGIME:
-        raise NoFitError(f"{ends} are all transfer-bound: smaller sizes would show the latency")
+        raise NoFitError(f"{ends} are too large for a fit: smaller sizes would show the latency")
     if sum(ratio <= 1 - _REGIME_RATIO for ratio in distinct) < _MIN_IN_REGIME:
         raise NoFitError(f"{ends} are all latency-bound: larger sizes would show the bandwidth")
 

@@ -191,6 +191,13 @@ def _nccl_tests(lines: Sequence[str], source: str) -> FabricFile:
     why = sockets and (f"{sockets[1]} is set" if sockets[1] else "libibverbs could not be opened")
     is_fast = any(map(_SAYS["other_network"].search, lines))
     notes = [f"{SOCKETS}, because {why}."] if why and not is_fast else []
+    set_to = filter(None, map(_SAYS["restricts"].search, lines))
+    notes += [
+        f"{one[1]} {'leaves it one network card' if 'HCA' in one[1] else 'restricts it'}: "
+        "measure again without this setting."
+        for one in set_to
+        if "HCA" not in one[1] or len({*chain(*(table.hosts.values() for table in tables))}) != 1
+    ]
     if len(tables) == 1:
         tables[0].label = ""
     curves = [curve for table in tables for curve in _curves(table, source, notes)]

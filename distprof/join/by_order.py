@@ -14,6 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from distprof.artefacts.record import grouped
 from distprof.join.clocks import SEPARATE_NS, ClockLinks
 from distprof.join.instances import NO_STEP, MatchBuilder, Rows, name_of
 from distprof.join.shifts import (
@@ -218,12 +219,10 @@ class GroupMerge(msgspec.Struct):
     @classmethod
     def of_ranks(cls, operations: Mapping[int, Operations], clocks: ClockLinks) -> GroupMerge:
         """Start with one sequence per clock, or several if their shift is unclear."""
-        by_clock: dict[int, list[int]] = {}
-        for rank in sorted(operations, key=lambda rank: (-len(operations[rank]), rank)):
-            by_clock.setdefault(clocks.clock_of[rank], []).append(rank)
+        order = sorted(operations, key=lambda rank: (-len(operations[rank]), rank))
         sequences = []
-        for ranks in by_clock.values():
-            sequences.extend(_merge_ranks(ranks, operations, clocks))
+        for ranks in grouped([(clocks.clock_of[rank], rank) for rank in order]).values():
+            sequences += _merge_ranks(ranks, operations, clocks)
         sequences.sort(key=lambda sequence: (-len(sequence.ops), min(sequence.members)))
         return cls(sequences[0], sequences[1:])
 

@@ -113,7 +113,9 @@ class OperatorTable(msgspec.Struct, frozen=True, kw_only=True):
     is_from_top: bool = False  # Whether its first rows follow its header.
     # Actions that are profiled each alone, and their time in ns; the rows are of the first.
     actions: tuple[tuple[str, int], ...] = ()
-    second: OperatorTable | None = None  # The table after it, of another run.
+    second: OperatorTable | None = None  # The table after it, of another run or rank.
+    rank: int | None = None  # Of which rank it is, of several; None otherwise.
+    most_memory: tuple[str, ...] = ()  # What allocates most, if the text asks about memory.
 
 
 INSPECTED = TableSchema(

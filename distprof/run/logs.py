@@ -339,6 +339,7 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
             steady[timed[:1]] = ns[:1] <= (_ALIKE if is_late else 1.0) * ns[1:].max(initial=0)
         is_ahead = (_FAR * ns[:-1] < usual) & (ns[1:] * _ALIKE > usual)
         if not is_ahead[_FIRST:].any():
+            is_ahead[1:] = np.minimum.accumulate(is_ahead[1:])  # a usual one ends the launch
             steady[timed[:-1][is_ahead]] = False
         return steady if steady.any() else self.duration_ns != ABSENT
 
@@ -403,6 +404,7 @@ class OutputStack(msgspec.Struct, frozen=True, kw_only=True):
     line: int  # Number of the first line of the stack.
     rank: int | None  # Rank of the process; None if unknown.
     calls: tuple[str, ...]  # ``function (file:line)``, innermost first.
+    process: str = ""  # Id and command of the process; empty if unknown.
 
 
 class JobOutput(msgspec.Struct, frozen=True, kw_only=True):

@@ -72,6 +72,11 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Name of the node that ``rank`` runs on, None if unknown."""
         return self._node_by_rank.get(rank)
 
+    def num_nodes_of(self, group: ProcessGroup) -> int | None:
+        """Number of nodes that a group spans; None if a member's node is unknown."""
+        nodes = {self.node_of(rank) for rank in group.ranks}
+        return None if None in nodes else len(nodes) or None
+
     @cached_property
     def _node_by_rank(self) -> dict[int, str]:
         nodes = reversed(list(self.nodes.items()))  # a rank in several nodes is in the first

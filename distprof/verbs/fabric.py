@@ -156,6 +156,10 @@ def _speed(curve: FabricCurve, profile: FabricFile) -> str:
 
 def _why_slow(curve: FabricCurve, speed: float, profile: FabricFile) -> str:
     """What a low speed of large messages shows of the links; empty if nothing."""
+    signs = ("NCCL_", *(SOCKETS,) * (curve.num_nodes != 1))
+    causes = (f". {note}" for note in profile.notes if note.startswith(signs))
+    if (why := next(causes, "")) or not curve.num_nodes:
+        return why if curve.num_nodes else ""
     if curve.num_nodes == 1:
         name = f"{profile.device} × {curve.group_size}"
         rows = table_beside(__package__, "fabric.toml")["links"]
@@ -163,12 +167,10 @@ def _why_slow(curve: FabricCurve, speed: float, profile: FabricFile) -> str:
             said for said, least, what in rows if speed < least * 1e9 and re.search(what, name)
         )
         return next(map(_say, known), "")
-    is_of_node = curve.kind in _OF_A_NODE or curve.group_size == curve.num_nodes
-    if not curve.num_nodes or not is_of_node:
+    if not (curve.kind in _OF_A_NODE or curve.group_size == curve.num_nodes):
         return ""
-    why = next((f". {note}" for note in profile.notes if note.startswith(SOCKETS)), "")
     slow = "ethernet" if speed < _MOST_ETHERNET else "between" if speed < _MOST_CARD else ""
-    return why or (_say(slow, rate=speed * 8 / 1e9) if slow else "")
+    return _say(slow, rate=speed * 8 / 1e9) if slow else ""
 
 
 def _dip(curve: FabricCurve, best: FabricPoint) -> tuple[FabricPoint, float] | None:
@@ -195,10 +197,11 @@ def _of_link(curves: Sequence[FabricCurve], *, is_both_ways: bool) -> str:
     if is_both_ways:
         return f"One link reaches {speed:.3g} Gb/s in both directions together."
     rate = next((rate for rate in _LINK_RATES if speed <= _ABOVE * rate), _LINK_RATES[-1])
-    text = f"One link reaches {speed:.3g} Gb/s, {format_ratio(speed / rate)} of {rate} Gb/s"
+    text, share = f"One link reaches {speed:.3g} Gb/s", format_ratio(speed / rate)
     if speed >= _FULL * rate:
-        return f"{text}: a link of that rate gives no more; compare it with the card's (ibstat)."
-    return text + _say("card")
+        more = "a link of that rate gives no more; compare it with the card's (ibstat)"
+        return f"{text}, {share} of {rate} Gb/s: {more}."
+    return f"{text}, at most {share} of its rate ({rate} Gb/s or more)" + _say("card")
 
 
 def _rank_of(curve: FabricCurve) -> tuple[int, int, int]:

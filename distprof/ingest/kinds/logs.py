@@ -32,6 +32,8 @@ from distprof.ingest.recognise import foreign_format
 from distprof.ingest.wrapped import begins_object, unwrapped
 from distprof.run.logs import DeviceLog, JobOutput, NcclLog, TrainingLog
 from distprof.run.run import Run
+from distprof.terms import NcclRemark
+from distprof.units import capitalized
 
 SNIFFED_BYTES = 1 << 23  # programs print a lot before they train
 _JSON = (".json", ".json.gz")
@@ -113,7 +115,8 @@ def read_nccl_log(source: str) -> NcclLog:
     """Read a log, or all logs in a folder."""
     paths = paths_of_logs(source, MAX_FILES)
     if paths == [source]:
-        log = _tested(_read_nccl({source: None}), beginning(source, _NCCL_BYTES))
+        log = _tested(_read_nccl({source: None}), start := beginning(source, _NCCL_BYTES))
+        log = _with_hardware(log, start[:_SMALL])
     else:
         paths = [*filter(_is_nccl_log, paths)]
         log = _read_nccl(dict(zip(paths, ranks_in_names(paths), strict=True)))
@@ -146,6 +149,16 @@ def _tested(log: NcclLog, start: bytes) -> NcclLog:
 
     tested, hosts = best_of_test(start.decode("utf-8", "replace"))
     return replace(log, tested=tested, test_hosts=hosts)
+
+
+def _with_hardware(log: NcclLog, start: bytes) -> NcclLog:
+    """The log with what tools that were pasted next to it show of links."""
+    other = foreign_format("", start)
+    if other is None or not other.name.startswith(_OF_LINKS):
+        return log
+    what = other.shown(start)
+    shown = f"{what[:1].upper()}{what[1:]}. {capitalized(other.fix)}."
+    return replace(log, remarks={**log.remarks, NcclRemark.BESIDE: {shown: ()}})
 
 
 def read_rank_logs(paths: Mapping[int, str]) -> NcclLog | None:
@@ -369,10 +382,11 @@ _OF_KERNELS = {"xid", "host_memory", "crash", "stage"}
 _ERROR = {"error", "mixed"}
 _ENDED = {"finished", "closed"}
 _STARTS = {"setup", "calls", "joining", "preparing", "complaint", "silence", "wait", "remedy"}
-# Beginnings of what a run without times, and one that stands, is called.
-_WITHOUT_TIMES = ("losses of", "a progress bar")  # It says more that such a job finished.
-_OF_A_RUN = ("output of nccl-tests", "a speed of", "a single ", "a bar of Keras", *_WITHOUT_TIMES)
+# Beginnings of names of runs without times (that they finished says more), and of those that stand.
+_WITHOUT_TIMES = ("losses of", "a progress bar", "a speed of")
+_OF_A_RUN = ("output of nccl-tests", "a single ", "a bar of Keras", *_WITHOUT_TIMES)
 _OF_A_SLOW_JOB = ("text about a slow job", "loading of data, which the text", "a time per {what}")
+_OF_LINKS = ("a port of an RDMA card is down", "a GPU's PCIe link is narrow")
 _STOPPED = {"cancelled", "stopped"}
 _WEAK = {"agents", "closing", "waiting", *_STOPPED, *_ERROR}
 _NOT_READ = (*NOT_LOGS, ".pickle", ".toml", ".html", ".md")

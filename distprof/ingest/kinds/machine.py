@@ -30,6 +30,7 @@ _SIGNS = (b"GPU0", b"P2P=", b"GPU(row)", b"CPU(row)", b"to Device Bandwidth", b"
 # Output of nccl-tests, which is for ``distprof fabric`` unless NCCL's initialisation is in it.
 TEST_SIGNS = (b"out-of-place", b"algbw", b"busbw")
 _LONGEST_LINE = 1 << 16
+_LINKED = 1.5
 _SAID_AS = {"escape": "", "control": "", "bar": "  ", "soc": "SYS", "moved": r"0 \1"}
 _SAID_AS |= {way: f"CPU(row) {way} GPU bandwidth (GB/s)" for way in ("->", "<-")}
 _SAYS = patterns_beside(__package__, "topology.toml")
@@ -116,6 +117,7 @@ def _copies(lines: Sequence[str]) -> Iterator[GpuCopies]:
             rows = {}
         elif (row := _SAYS["speeds"].fullmatch(line)) and int(row[1]) == len(rows) < MAX_DEVICES:
             rows[len(rows)] = [0.0 if cell == "N/A" else float(cell) for cell in row[2].split()]
+    refusals = [bool(said[1]) for said in map(_SAYS["access"].search, lines) if said]
     for (host, is_both_ways, is_direct), matrix in sorted(matrices.items()):
         pairs = [
             (speed, (other if host else gpu, other))
@@ -125,11 +127,14 @@ def _copies(lines: Sequence[str]) -> Iterator[GpuCopies]:
         ]
         if pairs:
             least, slowest = min(pairs)
+            usual = median(one[0] for one in sorted(pairs)[bool(host) :] or pairs)
+            # Of pairs that a link connects, while the others have none
+            fast = [speed for speed, _ in pairs if speed > _LINKED * usual and not host]
             yield GpuCopies(
                 is_both_ways=is_both_ways,
-                is_direct=is_direct,
+                is_direct=is_direct and not (refusals and all(refusals)),
                 num_gpus=max(map(len, matrix.values())),
-                bytes_per_s=median(one[0] for one in sorted(pairs)[bool(host) :] or pairs) * 1e9,
+                bytes_per_s=(median(fast) if fast else usual) * 1e9,
                 slowest_bytes_per_s=least * 1e9,
                 slowest=slowest,
                 host=host,

@@ -24,7 +24,8 @@ from distprof.bounds import Bound, patterns_beside, table_beside
 from distprof.config import CommunicationConfig
 from distprof.errors import InputError
 from distprof.ingest.communication import classifier_for, collective_kind
-from distprof.ingest.files import beginning, refusing, whole
+from distprof.ingest.discovery import rank_in_name
+from distprof.ingest.files import any_log, beginning, paths_of_logs, refusing, whole
 from distprof.ingest.kinds import Source
 from distprof.ingest.kinds.logs import TRAINING_LOG
 from distprof.ingest.wrapped import begins_object, untagged
@@ -44,6 +45,7 @@ _SAME = 0.01
 """Times of one run differ by no more, as their shares are rounded."""
 _TOTALS = ("self_cpu_ns", "self_device_ns")
 _MOST_TABLES = 3  # after the first
+_MOST_RANKS = 64
 _LONGEST = 4_000  # characters of a header
 _ONLY_FIRST = "Of several runs or processes, the first is read: keep each in a file of its own."
 _SUMS = ("total", "sum")  # names of rows that are no operators
@@ -80,7 +82,16 @@ def _layouts() -> tuple[tuple[re.Pattern[str], _Layout], ...]:
 
 
 def fits_operator_table(source: str) -> bool:
-    """Whether a file begins or ends with one that shows more than its log does; never raises."""
+    """Whether a file holds one, or each of a folder whose names have ranks; never raises."""
+    if not any_log(source, _MOST_RANKS, _fits):
+        return False
+    paths = paths_of_logs(source, _MOST_RANKS)
+    are_of_ranks = len({*map(rank_in_name, paths)} - {None}) == len(paths) > 1
+    return paths == [source] or (are_of_ranks and all(map(_fits, paths)))
+
+
+def _fits(source: str) -> bool:
+    """Whether a file begins or ends with a table that shows more than its log does."""
     data = beginning(source, _SNIFFED_BYTES)
     if begins_object(data):  # of a trace, no more is read
         return False
@@ -94,8 +105,12 @@ def fits_operator_table(source: str) -> bool:
 
 
 def read_operator_table(source: str) -> OperatorTable:
-    """Read the first table of a file; InputError if it cannot be read or has no row."""
+    """Read the first tables of a file or of ranks; InputError if one is unreadable or empty."""
+    if (paths := paths_of_logs(source, _MOST_RANKS)) != [source]:
+        return _of_ranks({rank_in_name(path): read_operator_table(path) for path in paths})
     text = _PATTERNS["single_events"].sub(r"\1", _plain(whole(source, BOUND.num_bytes, _refuse)))
+    if len(parts := _by_rank(text)) > 1 and None not in parts:
+        return _of_ranks({at: _operators(source, [*_whole_lines(p)]) for at, p in parts.items()})
     if not _PATTERNS["header"].search(text):
         if functions := [*_PATTERNS["function"].finditer(text)]:
             longest = max(functions, key=lambda one: float(one[1]))
@@ -108,6 +123,30 @@ def read_operator_table(source: str) -> OperatorTable:
                 return _with_start(source, text, table)
         text = _events(text) or text
     return _operators(source, [*_rooted(_whole_lines(text.splitlines()))])
+
+
+def _by_rank(text: str) -> dict[int | None, list[str]]:
+    """Lines with the table of each rank, if prefixes or titles name ranks."""
+    parts, rank = dict[int | None, list[str]](), None
+    for line in text.splitlines() if _PATTERNS["rank"].search(text) else ():
+        if named := _PATTERNS["rank"].match(line):
+            rank = int(named[1])
+        parts.setdefault(rank, []).append(line)
+    has_table = _PATTERNS["header"].match
+    return {at: lines for at, lines in parts.items() if any(map(has_table, lines))}
+
+
+def _of_ranks(tables: Mapping[int | None, OperatorTable]) -> OperatorTable:
+    """The tables of ranks, each with the one after it: first that with the least collectives."""
+    spent = {
+        at: sum(o.self_device_ns for o in one.operators if o.kind) for at, one in tables.items()
+    }
+    order = sorted(tables, key=spent.__getitem__)
+    named = [
+        msgspec.structs.replace(tables[at], rank=at if all(spent.values()) else None)
+        for at in order
+    ]
+    return reduce(lambda after, one: msgspec.structs.replace(one, second=after), named[::-1])
 
 
 def _with_start(source: str, text: str, table: OperatorTable) -> OperatorTable:
@@ -285,6 +324,7 @@ def _operators(source: str, every: Sequence[str], num_before: int = 0) -> Operat
     inside = max((one.device_ns for one in operators if "aten::" in one.name), default=0)
     if not known.get(device) and inside > 2 * sum(one.self_device_ns for one in operators) > 0:
         known[device] = inside
+    is_asked = not first and any(map(_PATTERNS["memory_asked"].search, every))
     table = OperatorTable(
         operators=tuple(operators),
         device=next(iter(totals.keys() - {"CPU"}), device) if first else device,
@@ -292,12 +332,24 @@ def _operators(source: str, every: Sequence[str], num_before: int = 0) -> Operat
         self_device_ns=known[device or "CUDA"],
         notes=tuple(notes),
         is_from_top=not first,
+        most_memory=tuple(_most_memory(rows, device)) if is_asked else (),
     )
     if others and num_before < _MOST_TABLES:
         with suppress(InputError):
             return _with_second(table, _operators(source, others, num_before + 1))
     left_out = (f"Only {num_before + 1} tables are read: keep each in a file of its own.",)
     return msgspec.structs.replace(table, notes=table.notes + left_out) if others else table
+
+
+def _most_memory(rows: Sequence[Mapping[str, str]], device: str) -> Iterator[str]:
+    """What allocates most memory of the device."""
+    each = ((row["Name"], row.get(f"Self {device} Mem", "")) for row in rows if row)
+    read = ((_PATTERNS["bytes"].fullmatch(size), name) for name, size in each)
+    sizes = [
+        (float(o[1]) * 1_024 ** " KMGT".index(o[2] or " "), o[0], name) for o, name in read if o
+    ]
+    for _, size, name in [one for one in sorted(sizes)[-1:] if one[0] > 0]:
+        yield f"{name} allocates most memory of the rows shown: {size}."
 
 
 def _with_second(table: OperatorTable, second: OperatorTable) -> OperatorTable:

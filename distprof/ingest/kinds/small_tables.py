@@ -186,8 +186,13 @@ _NO_GROUPS = (
 )
 SUMMARY_BOUND = Bound(reads="a table of collectives per rank", num_bytes=128_000_000, rows=500_000)
 MAX_MICROSECONDS = 1e12
+_WAITS = "Breakdown with straggler effect"
+_CUT = "The table is cut in {}, so times of the last operations are missing: keep all of it."
 _LARGEST = 1 << 53
 _LOGGER = b"Comm. Op            Message Size"
+_CALL = re.compile(
+    r"\| comm op: (\w[^|\n]{0,99}?) \| time \(ms\): ([\d.]{1,20}) \| msg size: ([^|\n]{2,20}?) \|"
+)
 _HEADS = re.compile(r"Message Size|Count|\w[\w ]{0,40}\(\w+\)")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)B")
 
@@ -200,8 +205,10 @@ _refuse_summary = refusing(
 
 def fits_collective_summary(source: str) -> bool:
     """Whether a file begins like such a table; never raises for other files."""
-    if _LOGGER in beginning(source, _HEAD_BYTES):
+    if _LOGGER in (text := beginning(source, _HEAD_BYTES)):
         return True
+    if b"| comm op: " in text and not TRAINING_LOG.fits(source):
+        return _CALL.search(text.decode("utf-8", "replace")) is not None
     start = beginning(source, _HEAD_BYTES, endings=(".csv", ".csv.gz"))
     header = start.lstrip(b"\xef\xbb\xbf").split(b"\n", 1)[0].decode("utf-8", "replace")
     cells = {cell.strip().strip('"') for cell in header.split(",")}
@@ -215,7 +222,9 @@ def read_collective_summary(source: str) -> CollectiveSummary:
     num_broken = 0
     has_groups = True
     waited = spent = 0.0
+    cut = ""
     for entry in _entries(source):
+        cut = entry.get("cut", "")
         has_groups &= "kernel_type" not in entry
         waited += _number(entry.get("straggler")) or 0.0
         spent += (_number(entry.get("straggler")) and _number(entry.get("total"))) or 0.0
@@ -228,9 +237,11 @@ def read_collective_summary(source: str) -> CollectiveSummary:
         rows.append(row)
     if not rows:
         _refuse_summary(source, f"no readable row, {num_broken:,} unreadable rows")
+    num_broken -= bool(cut)
     table = np.array(rows, np.int64)
     notes = [f"Unreadable rows, skipped: {num_broken:,}."] if num_broken else []
     notes += [] if has_groups else [_NO_GROUPS]
+    notes += [_CUT.format(cut)] * bool(cut)
     return CollectiveSummary(
         classes=tuple(classes),
         class_index=table[:, 0],
@@ -245,7 +256,10 @@ def read_collective_summary(source: str) -> CollectiveSummary:
 def _entries(source: str) -> Iterator[Mapping[str, str]]:
     data = whole(source, SUMMARY_BOUND.num_bytes, _refuse_summary)
     text = data.decode("utf-8-sig", "replace").replace("\0", "")
-    if _LOGGER in data:
+    if calls := _CALL.findall(text):  # each as it ends, of the first rank
+        rows = (f"{name}\n{size}  1  {ms}" for name, ms, size in calls)
+        text = "\n".join(["Comm. Op  Message Size  Count  Total Latency(ms)", *rows])
+    if calls or _LOGGER in data:
         yield from _logged(text)
         return
     try:
@@ -261,16 +275,21 @@ def _entries(source: str) -> Iterator[Mapping[str, str]]:
 def _logged(text: str) -> Iterator[Mapping[str, str]]:
     """Rows of DeepSpeed's logger of communication, which names an operation above its sizes."""
     head: list[str] = []
-    name = ""
-    for line in text.splitlines():
+    name = cut = ""
+    _, _, waits = text.rpartition(_WAITS)  # the same calls again, each divided
+    for line in (waits if "Comm. Op" in waits else text).splitlines():
         cells = re.split(r"\s{2,}|\s+\|\s+", line.strip())
         _, is_head, names = line.partition("Comm. Op")  # behind the prefix of a log
         if is_head:
             head = [one.strip() for one in _HEADS.findall(names)]
         elif not (size := _SIZE.fullmatch(cells[0])):
-            name = cells[0]
-        elif len(cells) == len(head):
-            row = dict(zip(head, cells, strict=True))
+            name = cut = cells[0]
+        elif len(cells) != len(head):
+            cut = name
+        else:
+            row, cut = dict(zip(head, cells, strict=True)), ""
+            parts = (row.get(f"Total {one}(ms)") for one in ("comm lat", "straggler"))
+            total = _number(row.get("Total Latency(ms)")) or sum(_number(one) or 0 for one in parts)
             num_bytes = float(size[1]) * 1_024 ** " KMGT".index(size[2] or " ")
             yield {
                 "rank": "0",
@@ -278,10 +297,12 @@ def _logged(text: str) -> Iterator[Mapping[str, str]]:
                 "dtype": "byte",
                 "In msg nelems": str(num_bytes),
                 "operation_count": row.get("Count", ""),
-                "dur_mean": str(1e3 * (_number(row.get("Avg Latency(ms)")) or 0.0)),
+                "dur_mean": str(1e3 * total / (_number(row.get("Count")) or 1)),
                 "straggler": row.get("Total straggler(ms)", ""),
-                "total": row.get("Total Latency(ms)", ""),
+                "total": str(total),
             }
+    if collective_kind(cut[:200]):
+        yield {"cut": cut}
 
 
 def _row(

@@ -238,6 +238,8 @@ class Assembler:
         listed = {name: who - missing.get(name, set()) for name, who in self._of_cards.items()}
         if any(who for name, who in listed.items() if name != "Socket"):
             listed["Socket"] = listed.get("Socket", set()) & missing.get("IB", set())
+        if not any(listed.values()) and {"IB", "Libfabric"} <= missing.keys():  # what is left
+            listed["Socket"] = missing["IB"]
         num = sum(-1 in who for who in self._of_cards.values())  # of several, some are expected
         return {name: who for name, who in listed.items() if who - {-1} or (who and num < 2)}
 

@@ -302,6 +302,7 @@ _READERS: tuple[tuple[str, Reader], ...] = (
     ("coll channels", _of("channels", lambda m: Channels(int(m[1]), int(m[2]) if m[2] else None))),
     ("nNodes", _of("nodes", lambda m: Nodes(m[1], int(m[2])))),
     ("Pattern ", _of("paths", _searched)),
+    ("max_link_", _of("no_speed", lambda m: _remark(NcclRemark.NO_SPEED, m[1]))),
     ("+ PCI[0", _of("no_rate", lambda m: _remark(NcclRemark.NO_RATE, m[1]))),
     ("+ ", _of("link", lambda m: Reach((float(m[2]), m[1]), None))),
     ("+ ", _of("card", lambda m: Reach(None, (float(m[1]), "")))),

@@ -301,12 +301,15 @@ class Reader:
             text = "\n".join([first.removeprefix(before), *(own or rest)])
         crashed = b"Fatal Python error" in data[max(start - 200, 0) : start]
         calls, named, count = stacks_in(text, is_crash=crashed)
+        above = cleaned(data[max(start - _WINDOW, 0) : start]).replace(before, "")
         if rank is None and named is None:
-            named = headed(cleaned(data[max(start - _WINDOW, 0) : start]).replace(before, ""))
+            named = headed(above)
         self._dumped = (shown, number + count)
         if calls and len(self.stacks) < MAX_STACKS:
             whose = rank if named is None else named
-            self.stacks.append(OutputStack(file=shown, line=number, rank=whose, calls=calls))
+            over = _HOW["process_over"].search(above[-2 * MAX_TEXT :])
+            stack = OutputStack(file=shown, line=number, rank=whose, calls=calls)
+            self.stacks.append(replace(stack, process=over[1]) if over else stack)
 
     def result(self, files: Iterable[str]) -> JobOutput:
         """What was read from the files."""

@@ -51,15 +51,24 @@ def stacks_in(text: str, *, is_crash: bool = False) -> tuple[tuple[str, ...], in
         own = [line for line in lines if _HOW["framed"].match(line)]
         return calls_of(own, _HOW["framed"]), rank, len(lines)
     if _HOW["outermost_first"].match(first):
-        dump = [*_leading(lines, _HOW["indented"])]
-        own = [line for line in dump[::-1] if _HOW["outermost_first"].match(line)]
+        threads = "\n".join(_leading(lines, _HOW["in_process"])).split("\nTraceback for ")
+        mains = [at for at, one in enumerate(threads) if not _HOW["started"].search(one)]
+        own = threads[mains[0] if mains else 0].splitlines()[::-1]
+        own = [line for line in own if _HOW["outermost_first"].match(line)]
+        dump = "\n".join(threads[: mains[1]] if mains[1:] else threads).splitlines()
         return calls_of(own, _HOW["outermost_first"]), rank, len(dump)
     if _HOW["kernel"].match(first):
         names = [line.split()[1].partition("+")[0] for line in _leading(lines, _HOW["kernel"])]
         return tuple(f"{name} (kernel)" for name in names), rank, len(names)
+    if found := _HOW["on_gpu"].match(first):
+        return (f"{found[1]} (on the GPU)",), rank, 1
     if _HOW["threads"].match(first):
         listed = "\n".join(_leading(lines[1:], _HOW["in_threads"]))
         return _native(_HOW["in_threads"].sub(r"Thread \1 (LWP \1):\n#0  ", listed).splitlines())
+    if _HOW["lldb_thread"].match(first) or _HOW["lldb"].match(first):
+        text = _HOW["lldb_thread"].sub(r"Thread \1 (LWP \1):", text)
+        lines = _HOW["lldb"].sub(r"\1  \2 in \4 () from \3", text).splitlines()
+        first = lines[0]
     if first.startswith("#") or _HOW["native_thread"].match(first):
         return _native(lines)
     own = [line for line in lines[1:] if line.strip()]
@@ -69,11 +78,14 @@ def stacks_in(text: str, *, is_crash: bool = False) -> tuple[tuple[str, ...], in
         return calls_of(frames, _HOW["recorded"]), rank, len(frames)
     pattern = _HOW["debugged"] if "most recent call first" in first else _HOW["spied"]
     own = [f"    {call}" for call in _HOW["in_one_line"].findall(first)] or own
+    count = 1 + len([*_leading(lines[1:], _HOW["in_dump"])])
     frames = list(_leading(own, pattern))
+    if "MainThread" not in first and all(map(_HOW["helps"].match, frames)):
+        return (), rank, count  # a thread that only helps
     head = "native_born" if any(map(_HOW["backward"].match, frames)) else "born"
     is_handed = head == "native_born" or any(map(_HOW["handed"].match, frames[:3]))
     hooks = _hooks(own[len(frames) :], head) if is_handed else []
-    return (*calls_of(hooks, pattern), *calls_of(frames, pattern)), rank, 1
+    return (*calls_of(hooks, pattern), *calls_of(frames, pattern)), rank, count
 
 
 def _hooks(lines: Sequence[str], head: str) -> list[str]:
@@ -208,11 +220,12 @@ def _dump(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _leading(lines: Sequence[str], pattern: re.Pattern[str]) -> Iterator[str]:
-    """Frames up to the first line that is none; py-bt prints the code below each frame."""
+    """Frames up to the first line that is none; py-bt prints code below each, others values."""
+    below = _HOW["code" if pattern is _HOW["debugged"] else "values"]
     for line in lines:
         if pattern.match(line):
             yield line
-        elif pattern is not _HOW["debugged"] or not line.startswith("    "):
+        elif not below.match(line):
             return
 
 
@@ -225,7 +238,7 @@ def calls_of(frames: Sequence[str], pattern: re.Pattern[str] = FRAME) -> tuple[s
     for line in frames[:MAX_CALLS]:
         match = pattern.match(line)
         if match and (match["line"] or not _HOW["runtime"].match(match["name"])):
-            path = match["file"] or ""
+            path = (match["file"] or "").replace("\\", "/")
             number = f":{match['line']}" if match["line"] else ""
             file = path.rpartition("/")[2]
             is_cut = pattern is _HOW["native"] and "." not in file
@@ -254,7 +267,8 @@ def calls_of_traceback(text: str) -> tuple[str, ...]:
             frames, code = [f" {line}", *frames], ""
         code = code or (line if frames and not _HOW["debugged"].match(f" {line}") else "")
     calls = calls_of(frames, _HOW["debugged"])
-    own, called = last_own(text), _HOW["called"].findall(code)
+    is_loop = code.lstrip().startswith("while ")  # each call of its condition returns
+    own, called = last_own(text), [] if is_loop else _HOW["called"].findall(code)
     path = frames[0].split('"')[1] if frames else ""
     if tells := next((name for name in called if _tells(path, name)), ""):
         return (f"{tells} ({path.rpartition('/')[2]})", *calls)

@@ -171,13 +171,13 @@ def _take_driver(message: str, stamp: _Stamp, collector: Collector) -> None:
         collector.uuids[f"{stamp.host} {bus_id(named[1])}"] = named[2]
     found = _PATTERNS["xid"].search(message)
     if found is not None:
-        where, text = bus_id(found[1]), found[3].strip()
+        where, text = bus_id(found[1]), found["text"].strip()
         process = _PATTERNS["xid_process"].match(text)
         stamp.add(
             collector,
             text[process.end() :] if process else _PATTERNS["xid_no_process"].sub("", text, 1),
             kind="xid",
-            number=int(found[2]),
+            number=int(found["cause"] or found[2]),
             bus_id=where,
             uuid=collector.uuids.get(f"{stamp.host} {where}", ""),
             process="" if process is None else process[2].strip(),

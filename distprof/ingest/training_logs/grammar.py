@@ -324,26 +324,27 @@ def _of_one_rank(
     rows: Sequence[Row], timers: Mapping[str, TimerValues], notes: list[str]
 ) -> tuple[list[Row], Int64Array, str]:
     """Reports of one of several ranks, their positions, ABSENT if dropped, and its name."""
-    ranks = {row.rank: None if row.rank is None else f"rank {row.rank}" for row in rows}
+    ranks = {row.rank for row in rows}
     if len(ranks) < 2 or all(row.rank == row.iteration for row in rows):  # of "10: loss"
         return list(rows), np.arange(len(rows), dtype=np.int64), ""
     counts = Counter(row.rank for row in rows)
     rank = max(counts, key=lambda r: (counts[r], -(r if r is not None else _LARGEST)))
-    found = [("", ranks[row.rank], row.duration_ns) for row in rows]
+    found = [("", row.rank, row.duration_ns) for row in rows]
     for name, each in timers.items():
-        pairs = zip(each.report, each.ns, strict=True)
-        found += ((name, ranks[rows[at].rank], ns) for at, ns in pairs)
+        found += ((name, rows[at].rank, ns) for at, ns in zip(each.report, each.ns, strict=True))
     late, slow = slow_rank(found)
-    rank = next((one for one, name in ranks.items() if name == late), rank)
+    rank = next((one for one in ranks if late == f"rank {one}"), rank)
     notes += slow
     notes.append(f"{len(ranks):,} ranks printed reports: distprof uses those of rank {rank}.")
     mine = np.fromiter((row.rank == rank for row in rows), bool, len(rows))
     place = np.where(mine, np.cumsum(mine) - 1, ABSENT)
-    return [row for row in rows if row.rank == rank], place, ranks[rank] or ""
+    return [row for row in rows if row.rank == rank], place, f"rank {rank}"
 
 
-def slow_rank(found: Iterable[tuple[str, str | None, int | None]]) -> tuple[str, list[str]]:
-    """The rank whose time is far above that of most, and a note on it: names, ranks, and ns.
+def slow_rank(
+    found: Iterable[tuple[str, int | str | None, int | None]], fewest: int = _FEWEST
+) -> tuple[str, list[str]]:
+    """The rank whose time is far above that of most, and a note: names, ranks or files, and ns.
 
     A rank spends longer in what waits for others the less it is late, so that does not count, but
     its wait for input does.
@@ -351,22 +352,24 @@ def slow_rank(found: Iterable[tuple[str, str | None, int | None]]) -> tuple[str,
     times: dict[str, dict[str, list[int]]] = {"": {}}
     for name, rank, ns in found:
         if ns is not None and rank is not None:
-            times.setdefault(name, {}).setdefault(rank, []).append(ns)
+            whose = rank if isinstance(rank, str) else f"rank {rank}"
+            times.setdefault(name, {}).setdefault(whose, []).append(ns)
     every = sorted(median(each) for each in times[""].values()) or [math.inf]
     notes = [(False, _LEAST_EXCESS * median(every), "", "")]
     for name, of in times.items():
-        usual = sorted((median(each), rank) for rank, each in of.items() if len(each) >= _FEWEST)
+        usual = sorted((median(each), rank) for rank, each in of.items() if len(each) >= fewest)
         most = range((len(usual) + 1) // 2, len(usual))
         at = max(most, key=lambda k: usual[k][0] - usual[k - 1][0], default=0)
         is_input = bool(_PATTERNS["input"].search(name.encode()))
         waits = not is_input and _PATTERNS["waits"].search(name.encode())
         if at and not waits and usual[at][0] > _APART * usual[at - 1][0]:
             rest, longest, late = usual[at - 1][0], usual[at][0], [rank for _, rank in usual[at:]]
-            far = f"{capitalized(named(late))} {verb(late, 'take')} {format_duration(longest)} "
-            far += f"for {name}, the" if name else "per iteration, the"
-            others = f"{at:,} others" if at > 1 else "other"
-            end = NOTES["awaited"] if is_input and every[-1] < _APART * every[0] else "."
-            note = f"{far} {others} at most {format_duration(rest)}{end}"
+            far = f"{capitalized(named(late))} {verb(late, 'take')} {format_duration(longest)}"
+            what = f"for {name}" if name else "per iteration"
+            others = "other" if at == 1 else f"{at:,} others at most"
+            is_even = len(every) == len(usual) and every[-1] < _APART * every[0]
+            end = NOTES["awaited"] if is_input and is_even else "."
+            note = f"{far} {what}, the {others} {format_duration(rest)}{end}"
             notes.append((is_input, longest - rest, late[-1], note))
     *_, slowest, note = max(one for one in notes if one[1] >= notes[0][1])
     return slowest, [note] * bool(note)

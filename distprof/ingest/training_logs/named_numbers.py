@@ -115,6 +115,8 @@ class PhasesGrammar(Grammar):
 
     def take(self, block: bytes) -> None:
         """Read phases with their times, or a table with a column for each phase."""
+        if len(_PATTERNS["of_rank_0"].findall(block)) > FEWEST:
+            block = _PATTERNS["of_other_ranks"].sub(b"", block)
         if column := _PATTERNS["unit_of_column"].search(block):
             block = _PATTERNS["first_value"].sub(rb"\1 " + column["unit"], block)
         text = block.decode("utf-8", "replace")
@@ -198,8 +200,8 @@ class NamedNumbersGrammar(Grammar):
         is_of_each = not (_left(found) or _is_since_start(found))
         if is_of_each:
             of = ((one.row.rank, {"": one.time, **one.phases}.items()) for one in self._found)
-            times = ((n, r, s_to_ns(t)) for r, each in of for n, t in each if r is not None)
-            self.notes += slow_rank((n, f"rank {r}", t) for n, r, t in times)[1]
+            times = ((n, rank, s_to_ns(t)) for rank, each in of for n, t in each)
+            self.notes += slow_rank(times)[1]
         is_of_step = found[0].is_bare and is_of_each
         stamped = _by_stamps(found)
         if span > 1 and is_of_step and stamped is not None:
@@ -367,7 +369,8 @@ def of_the_usual_kind(found: list[Report], fewest: int = FEWEST) -> list[Report]
     num = len({one.number for one in mine})
     mine = [one for one in mine if one.time is not None or one.rate is not None] or mine
     mine = mine[:1] + [one for before, one in pairwise(mine) if one.number != before.number]
-    if num < fewest and (num < 2 or len(mine) < 2 * FEWEST):  # two steps of each epoch
+    are_two = num == 2 and all(one.time and one.has_unit for one in mine)
+    if num < fewest and not (are_two or (num > 1 and len(mine) >= 2 * FEWEST)):
         return []
     pairs = [*pairwise(mine)]
     rises = sum(b.number > a.number for a, b in pairs)

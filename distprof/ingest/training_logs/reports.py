@@ -33,6 +33,7 @@ from distprof.ingest.training_logs.grammar import (
     has_lost,
     line_around,
     s_to_ns,
+    slow_rank,
     stamp_s,
     to_float,
     whole_number,
@@ -122,11 +123,15 @@ class _Means(NamedTuple):
     seconds: dict[str, float]  # time of an iteration, named ``s``, and of its timers
 
 
+_Timed = tuple[str, int | None, int]  # Name of a timer, its rank if known, and its ns.
+
+
 class ReportGrammar(Grammar):
     """The reports of one program."""
 
     _means: list[_Means] = msgspec.field(default_factory=list)
 
+    _of_ranks: list[_Timed] = msgspec.field(default_factory=list)
     _before: tuple[float, float] | None = None  # number and elapsed time of the last report
     _samples: float = 0.0  # samples at the last report that names them
     _worth: int = 0  # that of the reports
@@ -154,7 +159,10 @@ class ReportGrammar(Grammar):
         elif wording.breaks:
             self._before = None
         elif wording.phases:
-            self._take_phases(wording, _phases(wording, record, line))
+            found = sorted(_phases(wording, record, line), key=lambda one: one[2])
+            ranked = [one for one in found if one[1] is not None]
+            self._of_ranks += ranked[: max(_MAX_RATES - len(self._of_ranks), 0)]
+            self._take_phases(wording, {name: ns for name, _, ns in found})
         else:
             self._take_report(wording, record, line)
 
@@ -198,6 +206,8 @@ class ReportGrammar(Grammar):
         """A few parts of iterations need not be typical; a rate without a time is of a batch."""
         if self._means:
             self._separate()
+        whole = [("", 0, row.duration_ns) for row in self.rows]
+        self.notes += slow_rank([*whole, *self._of_ranks], fewest=1)[1] if self._of_ranks else []
         if self._early and self.rows and not self.timers:  # Megatron-LM prints them behind
             self.add_timers(self._early)
         if self._worth < _WHOLE and 0 < len(self.rows) < _FEWEST_PARTS:
@@ -312,6 +322,9 @@ class ReportGrammar(Grammar):
         if last and last.iteration is not None and number is not None:
             span = max(number - last.iteration, 1)
             found |= {name: value / span for name, value in _values(wording.sums, record).items()}
+            if stamp and last.at_s and (work := values.get("work_per_s")):
+                waits = 1 - values.get("samples_per_s", work) / work
+                found["data"] = max(waits * (stamp - last.at_s) / span, 0.0)
         self.add_seconds(found)
 
     def _timed(
@@ -426,17 +439,20 @@ def _between(means: Sequence[_Means]) -> list[_Means]:
     return parts
 
 
-def _phases(wording: Wording, record: bytes, line: re.Match[bytes]) -> dict[str, int]:
-    """Name of each timer in a record to its ns."""
+def _phases(wording: Wording, record: bytes, line: re.Match[bytes]) -> list[_Timed]:
+    """Each timer in a record with its rank, if the record names ranks below it, and its ns."""
+    regex, name = _compiled(wording.phases), ""
     text = line["phases"] if "phases" in line.re.groupindex else record
-    found: dict[str, int] = {}
-    for label, *values in _compiled(wording.phases).findall(text):
-        name = label.decode("ascii", "replace")
+    found = []
+    for one in regex.finditer(text):
+        label, *values = one.groups()
+        name = label.decode("ascii", "replace") if label else name
         for old, new in wording.renamed.items():
             name = name.replace(old, new)
-        ms = to_float(next(filter(None, values), None))
-        if ms is not None and (ns := s_to_ns(ms / 1e3)) is not None:
-            found[name] = ns
+        told, rank = next(filter(None, values[::-1]), None), one.groupdict().get("rank")
+        ms = to_float(told)
+        if (ns := s_to_ns(_value(told) if ms is None else ms / 1e3)) is not None:
+            found.append((name, int(rank) if rank else None, ns))
     return found
 
 

@@ -7,6 +7,7 @@ Progress bars of programs that print no times::
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -242,12 +243,20 @@ class BarGrammar(Grammar):
         off = (abs(each * n / second - 1) if second else 0.0 for n, second, each, _ in bar.rates)
         # That passed: not of a training that continued, nor the few first steps of one.
         is_all = next(off, 0.0) < _CHANGED - 1 and step >= _FEWEST_STEPS
-        if ratio > _SLOW_START or (len(self.rows) > 1 and ratio < 1 / _CHANGED and is_all):
+        what = "epoch" if bar.is_of_epochs else "iteration"
+        jumps = ((b - a, n) for (m, a), (n, b) in pairwise(bar.seen) if n == m + 1)
+        took, at = max(jumps, default=(0, 0))
+        usual = (bar.last_second - took) / max(bar.last_step - 1, 1)
+        is_one = took > max(_FEWEST_SECONDS, _FAR_LONGER * usual) and usual * 1e9 < _CHANGED * start
+        if len(self.rows) == 1 and is_all and is_one:
+            self.rows = [Row(bar.last_step, s_to_ns(usual), bar.last_step - 1)]
+            times = format_duration(s_to_ns(took)), took / usual, format_duration(s_to_ns(usual))
+            self.notes.append(NOTES["one_far"].format(what, at, *times))
+        elif ratio > _SLOW_START or (len(self.rows) > 1 and ratio < 1 / _CHANGED and is_all):
             self.rows.insert(0, Row(step, start, step))
         elif len(self.rows) == 1 and not 1 / _CHANGED < ratio < _CHANGED and is_all:
-            what = "epochs" if bar.is_of_epochs else "iterations"
             note = NOTES["became" if ratio < 1 / _SLOW_START else "before"]
-            self.notes.append(note.format(step, what, format_duration(start), 1 / ratio))
+            self.notes.append(note.format(step, f"{what}s", format_duration(start), 1 / ratio))
 
 
 def _as_bars(block: bytes) -> bytes:
@@ -367,7 +376,8 @@ def _since_start(bar: _Bar) -> list[Row]:
 _BATCH = "run_training_batch"
 _NEXT = ("train_dataloader_next", "get_train_batch")
 
-_HOOK = ".on_after_backward"
+_HOOKS = ("on_train_batch_start", "on_train_batch_end", ".on_after_backward")
+"""They run before, after and, the last one, within a batch."""
 _PARTS = ("model_forward", "model_backward", "optimizer_step")
 """What the first versions list instead of a batch; the forward pass counts them."""
 
@@ -429,13 +439,17 @@ class LightningGrammar(Grammar):
             if mean is not None and calls >= count and not name.startswith("run_training")
         }
         seconds += sum(each for name, each in whole.items() if name.endswith(_NEXT))
+        around = {name: each for name, each in whole.items() if name.endswith(_HOOKS[:-1])}
+        seconds += sum(around.get(hook, 0.0) for hook in _HOOKS) or sum(around.values())
         self.add(Row(iteration=count, duration_ns=s_to_ns(seconds), span=count))
         self.add_seconds(whole)
-        hook, name = max(((ns, n) for n, ns in whole.items() if n.endswith(_HOOK)), default=(0, ""))
+        hooks = ((each, name) for name, each in whole.items() if name.endswith(_HOOKS))
+        hook, name = max(hooks, default=(0.0, ""))
         if 2 * hook > seconds:
             took = format_duration(round(hook * 1e9))
-            share, name = format_ratio(hook / seconds), name.rpartition("]")[2]
-            self.notes.append(NOTES["hook"].format(name, share, took))
+            kind = "callback" if name.startswith("[Callback]") else "hook"
+            share, name = format_ratio(hook / seconds), re.sub(r"\{.*\}|^.*\]", "", name)
+            self.notes.append(NOTES["hook"].format(name, share, took, kind))
         once = ((m * num, num, n) for n, (m, num) in means.items() if m and n not in whole)
         spent, num, name = max((one for one in once if one[2][:4] != "run_"), default=(0.0, 0, ""))
         if 2 * spent > seconds * count:  # a third of all

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.artefacts.fabric_file import FabricFile
+from distprof.artefacts.record import grouped
 from distprof.costs.collectives import bus_factor
 from distprof.costs.fabric import expected_busbw
 from distprof.join.waits import blocks_of, positions_by_code, spans
@@ -414,18 +415,11 @@ def _sent_bytes(key: _ClassKey, bytes_per_step: float | None) -> float | None:
 
 def _nodes_spanned(topology: Topology) -> dict[str, int]:
     """Largest number of nodes per group label; labels with an unknown node are left out."""
-    node_of = {rank: node for node, ranks in topology.nodes.items() for rank in ranks}
-    spanned: dict[str, int] = {}
-    unknown = set()
     names = GroupNames(topology.groups)
-    for group in topology.groups:
-        label = name_of_group(group, names)
-        nodes = {node_of.get(rank) for rank in group.ranks}
-        if not nodes or None in nodes:
-            unknown.add(label)
-        else:
-            spanned[label] = max(spanned.get(label, 0), len(nodes))
-    return {label: count for label, count in spanned.items() if label not in unknown}
+    spanned = grouped(
+        [(name_of_group(group, names), topology.num_nodes_of(group)) for group in topology.groups]
+    )
+    return {name: max(n or 0 for n in of) for name, of in spanned.items() if None not in of}
 
 
 def name_of_group(group: ProcessGroup, names: GroupNames) -> str:

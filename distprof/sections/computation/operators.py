@@ -303,7 +303,7 @@ def completed_inputs(operators: Operators, row: Int64Array, host: Table) -> Code
     above[operators.row[nested]] = operators.row[operators.parent[nested]]
     borrows = names.equals(GRADIENT_OF_WEIGHT)[row[known]] & (above[row[known]] >= 0)
     codes[known[borrows]] = column.codes[above[row[known[borrows]]]]
-    is_backward = names.isin(tuple(BACKWARD_CONVOLUTIONS))
+    is_backward = names.isin(BACKWARD_CONVOLUTIONS)
     pairs = set(
         zip(names.codes[is_backward].tolist(), column.codes[is_backward].tolist(), strict=True)
     )

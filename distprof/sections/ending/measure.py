@@ -74,7 +74,8 @@ def analyze_ending(run: Run) -> EndingResult:
         (log.edges, log.networks, log.links, log.warnings, log.remarks)
     )
     if log is not None and log.test_hosts and not log.tested:  # a test that stands
-        is_known &= len({*log.test_hosts.values()}) == 1 and not log.edges
+        is_told = len({*log.test_hosts.values()}) == 1 or bool(log.missing_networks)
+        is_known &= is_told and not log.edges
     quiet = ("", "set-up", "ready", "stage", "finished")
     if found.state or found.cause not in quiet or not is_known:
         return found
@@ -623,6 +624,10 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     ]
     if not events:
         return None
+    root = _root(output)
+    summed = [e for e in events if root and e.file == root.file
+              and 0 < e.line - root.line <= _OF_A_FAILURE and "traceback :" in e.text]  # fmt: skip
+    events = summed or events  # the summary of torchrun names the first failure last
     head = _first_of(events)
     tries = [e for e in events if e.file == head.file and abs(e.line - head.line) <= _NEAR_LINES]
     event = min(tries, key=_precedence)
@@ -652,7 +657,6 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
         line = f"{told}: {line}"
     for one, several in words().several.items() if len(ranks) > 1 else ():
         line = line.replace(one, several)
-    root = _root(output)
     who = capitalized(name_ranks(ranks)) if ranks else "A process"
     is_one = len({_key(e) for e in events if e.rank is None}) == 1
     if root is not None and (ranks == (root.rank,) if ranks else is_one):
@@ -715,6 +719,7 @@ def _first_of(events: list[OutputEvent]) -> OutputEvent:
 
 
 _NEAR_LINES = 400
+_OF_A_FAILURE = 4  # lines from a rank to its traceback in the summary of torchrun
 _SURVIVABLE = ("build", "exception", "error")
 _SURVIVED_LINES = 2_000
 """A job that prints this much after an exception, and no other trouble, has survived it."""
@@ -1372,7 +1377,10 @@ def _peer(output: JobOutput) -> EndingResult | None:
         who = who if warning.rank in (None, event.rank) else _subject(warning)
         line = f"{who} failed in NCCL{where}: {_warned(warning)}{also}."
         steps = steps[1:]
-    advice = advice_on(event.yields, f"{line}{tail} {event.text}")
+    all_said = f"{line}{tail} {event.text}"
+    advice, row = advice_on(event.yields, all_said), class_of(event.yields, all_said)
+    if event.yields == "nccl" and row and row.says:
+        line = f"{who} {row.says} ({line.partition(': ')[2].partition('. ')[0].rstrip('.')})."
     if event.yields == "nccl" and not advice:
         of_gpu = "uda failure" in line.lower()
         advice = advice_on("device" if of_gpu else "network", line + event.text * of_gpu)
@@ -1508,6 +1516,13 @@ def _stopped(output: JobOutput) -> EndingResult | None:
     by = f"its launcher got {name or 'a signal'}"
     how = words().stopped.get(name or event.yields, by)
     steps = advice_on("stopped", name or event.yields)
+    raised = [e for e in _of(output, "exception", "cut") if not _is_launchers(e)]
+    stood = stacks_of(replace(output, stacks=_stacks_of(raised if name == "SIGINT" else [])))
+    at = [one for one in stood if one.activity and one.activity not in words().kinds["aide"]]
+    for one in at[:1]:
+        doing = words().activity[one.activity]
+        how += f", when a process was in {doing.place.partition(', which')[0]}"
+        steps = (*filter(None, [doing.step]), *steps)
     text = f"The job was ended from outside: {how}."
     found = _made("stopped", text, event, *steps, ranks=())
     waits = _joining(output)

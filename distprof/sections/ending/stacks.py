@@ -23,7 +23,9 @@ _WAIT = re.compile(r"(?i)_?wait|synchronize|item")
 def stacks_of(output: JobOutput) -> tuple[EndingStack, ...]:
     """Processes with the same stack together, the rarest first; the last stack of a rank counts."""
     processes = _of_one_process(output.stacks)
-    latest = {(s.rank if s.rank is not None else (s.file, s.line)): s for s in processes}
+    latest = {
+        (s.rank if s.rank is not None else (s.file, s.process or s.line)): s for s in processes
+    }
     groups = grouped((stack.calls, stack.rank) for stack in latest.values())
     stacks = [
         EndingStack(
@@ -49,19 +51,40 @@ def _of_one_process(stacks: Sequence[OutputStack]) -> Sequence[OutputStack]:
 
 def _activity(calls: Sequence[str]) -> str:
     """What a process does, by its innermost known call."""
-    activities = words().activity.items()
-    known = [name for call in calls for name, one in activities if re.match(one.pattern, call)]
-    known = [name for name in known if name not in ("children", "idle thread")] or known
+    activities = words().activity
+    known = [
+        name for call in calls for name, one in activities.items() if re.match(one.pattern, call)
+    ]
+    known = [
+        name for name in known if name not in ("children", "subprocess", "idle thread")
+    ] or known
     if known[:1] == ["idle thread"] and any(".py:" in call for call in calls):
         return ""
     first = (name for name in words().kinds["telling"] if name in known)
-    return next(first, known[0] if known else "")
+    name = next(first, known[0] if known else "")
+    is_made_here = name == "data loader" and not words().search("of_loader", calls[0])
+    return "" if is_made_here else name
+
+
+def _moved_on(output: JobOutput) -> EndingResult | None:
+    """Processes whose stacks were dumped again, each elsewhere: they do not stand."""
+    named = (((s.file, s.rank, s.process or s.line), s.calls) for s in output.stacks)
+    seen = grouped(named).values()
+    if not all(len({*calls}) > 1 for calls in seen):
+        return None
+    first, *_, last = next(iter(seen))
+    said = words().says("moved on", who=counted(len(seen), "process"), first=first[0], last=last[0])
+    return EndingResult(cause="stacks", verdict=said, next_steps=words().steps["moved on"])
 
 
 def diagnose_stacks(output: JobOutput) -> EndingResult | None:
     """The ranks that are elsewhere while others wait in a collective."""
+    if output.stacks and (moving := _moved_on(output)):
+        return moving
     every = stacks_of(output)
-    stacks = tuple(one for one in every if one.activity not in words().kinds["aide"]) or every
+    ranked = [one for one in every if one.ranks and one.activity == "subprocess"]
+    stacks = tuple(e for e in every if e in ranked or e.activity not in words().kinds["aide"])
+    stacks = stacks or every
     stacks = tuple(one for one in stacks if one.ranks or one.activity != "idle thread") or stacks
     if not stacks:
         return None
@@ -81,7 +104,7 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
         count = sum(one.count for one in stacks)
         said_op = "" if waiting else said_operation(output)
         says = said_by(output) if waiting else ""
-        held = [one for one in stacks if one.activity in ("lock", "lock file")]
+        held = [one for one in stacks if one.activity in ("lock", "lock file", "file lock")]
         held = held or [*(loads[:1] if of_worker else ())]
         parts = [f"{_who(one)} {_verb(one)} in {_place(one)}" for one in held or stacks[-3:]]
         said = f"Stuck: {'; '.join(parts)}{of_worker}."
@@ -143,7 +166,7 @@ def said_by(output: JobOutput) -> str:
 
 def collective_in(stacks: Sequence[EndingStack]) -> str:
     """Where the first of these stacks that is in a collective stands; empty without one."""
-    calls = (_call(one) for one in stacks if one.activity == "collective")
+    calls = (_call(one) for one in stacks if one.activity in ("collective", "message"))
     return next((f" in {call}" for call in calls), "")
 
 

@@ -228,8 +228,5 @@ def _extent(
     if not held:
         return None, None, True
     group = max(held, key=lambda group: group.size or len(group.ranks))
-    node_of = {rank: name for name, ranks in topology.nodes.items() for rank in ranks}
-    nodes = {node_of.get(rank) for rank in group.ranks}
-    known = bool(nodes) and None not in nodes
     is_whole = all(here.issuperset(group.ranks) for group in held)
-    return group.size or len(group.ranks) or None, len(nodes) if known else None, is_whole
+    return group.size or len(group.ranks) or None, topology.num_nodes_of(group), is_whole

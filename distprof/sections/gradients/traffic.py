@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.intervals import EMPTY, Intervals, covered, covered_ns, subtract, union
-from distprof.run.tables import NO_THREAD, RankTables, intervals_of, join_launches
+from distprof.run.tables import NO_THREAD, RankTables, intervals_of, join_launches, runs_of
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.context import ExposedRows, RankContext, RankGradients, Timeline
 from distprof.sections.idle.measure import IdleCauses
@@ -62,8 +62,8 @@ def rank_gradients(
     search, search_exposed = _search(tables, context, timeline, segment, exposed.ns)
     order = np.lexsort((enqueued[picked], context.axis[picked], segment[picked]))
     picked = picked[order]
-    first = _firsts(segment[picked], context.axis[picked])
-    last = np.concatenate((first[1:], [len(picked)]))[: len(first)] - 1
+    first, length = runs_of(segment[picked], context.axis[picked])
+    last = first + length - 1
     start = tables.collectives["start_ns"]
     ready = enqueued if context.is_cpu else start
     number = segment[picked][first]
@@ -82,7 +82,7 @@ def rank_gradients(
         axis=context.axis[picked][first],
         window=window[picked][first].astype(np.int64),
         update=updated[number],
-        num_buckets=last - first + 1,
+        num_buckets=length,
         rows=picked,
         bytes=_reduced(np.add, size[picked], first),
         exposed_ns=_reduced(np.add, exposed.ns[picked], first),
@@ -121,8 +121,6 @@ def _segments(
     number = np.searchsorted(forwards.start, enqueued, side="right") - 1
     at = np.maximum(number, 0)
     is_over = np.searchsorted(updates, enqueued, side="right") > _update_of(forwards, updates)[at]
-    if not len(updates):
-        is_over = np.zeros(len(enqueued), dtype=np.bool_)
     return enqueued, np.where((number < 0) | is_over, ABSENT, number).astype(np.int64)
 
 
@@ -142,8 +140,8 @@ def _carry_gradients(
 ) -> NDArray[np.bool_]:
     """Mask of the COLLECTIVES rows that carry gradients."""
     dtype = collectives.coded("dtype")
-    is_float = np.array([not name or bool(_FLOATS.match(name)) for name in dtype.values], np.bool_)
-    large = (collectives["kind"] == CollectiveKind.ALL_REDUCE) & is_float[dtype.codes]
+    is_float = [not name or bool(_FLOATS.match(name)) for name in dtype.values]
+    large = (collectives["kind"] == CollectiveKind.ALL_REDUCE) & dtype.where(is_float)
     large &= collectives["bytes"] >= SMALL_BYTES
     within = (segment >= 0) & (enqueued < forwards.end[np.maximum(segment, 0)])
     other = [code for code, name in enumerate(context.axis_names) if name in _OTHER_AXES]
@@ -185,15 +183,7 @@ def _backward_begins(
 # Sums over reductions -----------------------------------------------------------------------------
 
 
-def _firsts(*keys: NDArray[np.integer]) -> NDArray[np.intp]:
-    """First position of each run of equal keys."""
-    if len(keys[0]) == 0:
-        return np.empty(0, np.intp)
-    changed = np.any([np.diff(key) != 0 for key in keys], axis=0)
-    return np.concatenate(([0], np.flatnonzero(changed) + 1)).astype(np.intp)
-
-
-def _reduced(ufunc: np.ufunc, values: Int64Array, first: NDArray[np.intp]) -> Int64Array:
+def _reduced(ufunc: np.ufunc, values: Int64Array, first: Int64Array) -> Int64Array:
     return ufunc.reduceat(values, first) if len(first) else np.empty(0, np.int64)
 
 
@@ -201,12 +191,10 @@ def _transfer(
     collectives: Table,
     context: RankContext,
     picked: NDArray[np.intp],
-    first: NDArray[np.intp],
-    last: NDArray[np.intp],
+    first: Int64Array,
+    last: Int64Array,
 ) -> Int64Array:
     """Time during which data of each reduction moves; ABSENT if a bucket was not matched."""
-    if not len(first):
-        return np.empty(0, np.int64)
     start, end = (column[picked] for column in intervals_of(collectives))
     moving = np.clip(context.wait_end_ns[picked], start, end)
     known = _reduced(np.minimum, context.wait_end_ns[picked], first) != ABSENT
@@ -272,10 +260,5 @@ def _search(
     bitmap_exposed = int(exposed[bitmap].sum())
     if context.is_cpu:
         return searched, searched + bitmap_exposed
-    busy = union(
-        Intervals(
-            np.concatenate((timeline.computation.start, timeline.communication.start)),
-            np.concatenate((timeline.computation.end, timeline.communication.end)),
-        )
-    )
-    return searched, covered_ns(subtract(ranges, busy), windows) + bitmap_exposed
+    alone = subtract(subtract(ranges, timeline.computation), timeline.communication)
+    return searched, covered_ns(alone, windows) + bitmap_exposed

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from distprof.intervals import Intervals, covered, intersect, subtract, total, union
 from distprof.run.tables import Launches, RankTables, distinct, intervals_of
-from distprof.schema import Int64Array, Table
+from distprof.schema import Coded, Int64Array, Table
 from distprof.sections.context import PauseStats
 from distprof.sections.idle import COLLECTION, COMPILES, PYTHON
 from distprof.sections.idle.gaps import blocking_calls, is_loading, named
@@ -141,13 +141,7 @@ def _merged(parts: list[Pauses]) -> Pauses:
     start, end, kind = (
         np.concatenate([getattr(part, name) for part in parts]) for name in ("start", "end", "kind")
     )
-    names: dict[str, int] = {}
-    codes = [
-        np.array([names.setdefault(name, len(names)) for name in part.names], np.int32)[part.name]
-        if len(part)
-        else np.empty(0, np.int32)
-        for part in parts
-    ]
+    names = Coded.concat([Coded(part.name, part.names) for part in parts])
     kept = np.lexsort((-end, start))
     before = np.concatenate(([_LOW], np.maximum.accumulate(end[kept])))[: len(kept)]
     is_outer = end[kept] > before
@@ -156,8 +150,8 @@ def _merged(parts: list[Pauses]) -> Pauses:
         start=np.maximum(start[kept], before),
         end=end[kept],
         kind=kind[kept],
-        name=np.concatenate(codes)[kept],
-        names=tuple(names),
+        name=names.codes[kept],
+        names=names.values,
     )
 
 

@@ -175,8 +175,7 @@ def blocking_calls(tables: RankTables, launches: Launches) -> Table:
     """Host rows of calls that waited for the GPU, sorted by thread and time, none nested."""
     host, activity = tables.host, tables.activity
     names = host.coded("name")
-    blocks = names.where([name in BLOCKING_CALLS for name in names.values])
-    copies = names.where([name in COPY_CALLS for name in names.values])
+    blocks, copies = names.isin(BLOCKING_CALLS), names.isin(COPY_CALLS)
     # Asynchronous copies may block until their end, too, but never those of pinned memory, whose
     # calls may still outlast a short copy.
     own = np.flatnonzero(launches.known & ~named(activity, _PINNED))

@@ -36,7 +36,7 @@ from distprof.run.tables import (
     intervals_of,
     join_launches,
 )
-from distprof.schema import ABSENT, Int64Array, Table
+from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.sections.context import (
     PauseStats,
     ProbeRecords,
@@ -389,18 +389,18 @@ def rank_causes(
         return _joined(direct, intersect(union_where(rows, is_theirs), charged))
 
     of_kind = {cause: idle_of(np.isin(pauses.kind, kinds)) for cause, kinds in _KINDS.items()}
+    copies = Coded(pauses.name, pauses.names).isin(COPY_CALLS) & (pauses.kind == PauseKind.SYNC)
     comm_wait = _comm_wait_part(tables.host, gaps, launches, input_part)
     zeroing = union(intervals_of(tables.host.take(named(tables.host, _ZERO_GRAD))))
     return IdleCauses(
         causes={
+            **of_kind,
             IdleCause.INPUT: _joined(input_part, of_kind[IdleCause.INPUT]),
-            IdleCause.SYNC: of_kind[IdleCause.SYNC],
-            IdleCause.PAUSE: of_kind[IdleCause.PAUSE],
             IdleCause.HOST: subtract(rest, charged),
             IdleCause.COMM_WAIT: comm_wait,
         },
         named={what: idle_of(of_pause) for what, of_pause in _by_name(pauses).items()},
-        after_copies=idle_of(_is_copy_call(pauses)),
+        after_copies=idle_of(copies),
         within_launch=subtract(_in_launches(tables.host, gaps), comm_wait),
         late=_launched_in(Intervals(gaps.start, gaps.end), launches),
         launched=launched,
@@ -428,12 +428,6 @@ def _by_name(pauses: Pauses) -> dict[str, NDArray[np.bool_]]:
         what = MEMORY if (pauses.kind[of_pause] == PauseKind.MEMORY).any() else pauses.names[code]
         found[what] = found[what] | of_pause if what in found else of_pause
     return found
-
-
-def _is_copy_call(pauses: Pauses) -> NDArray[np.bool_]:
-    copies = np.array([*(name in COPY_CALLS for name in pauses.names), False])
-    result: NDArray[np.bool_] = copies[pauses.name] & (pauses.kind == PauseKind.SYNC)
-    return result
 
 
 def _in_launches(host: Table, gaps: Gaps) -> Intervals:
@@ -508,7 +502,7 @@ def _input_part(host: Table, gaps: Gaps) -> Intervals:
     rows = host.take(np.flatnonzero(is_loading(host)))
     if len(rows) == 0:
         return EMPTY
-    return _covered_part(gaps, gaps.end, gaps.thread == NO_THREAD, intervals_of(rows))
+    return _covered_part(gaps, gaps.thread == NO_THREAD, intervals_of(rows))
 
 
 def _comm_wait_part(host: Table, gaps: Gaps, launches: Launches, taken: Intervals) -> Intervals:
@@ -518,7 +512,7 @@ def _comm_wait_part(host: Table, gaps: Gaps, launches: Launches, taken: Interval
         return union(Intervals(gaps.ready[across], handed_over[across]))
     rows = host.take(named(host, WAIT_CALLS))
     everywhere = np.ones(len(gaps.start), dtype=np.bool_)
-    return subtract(_covered_part(gaps, gaps.end, everywhere, intervals_of(rows)), taken)
+    return subtract(_covered_part(gaps, everywhere, intervals_of(rows)), taken)
 
 
 def _last_part(gaps: Gaps, late: Intervals, late_ns: Int64Array, wanted: Int64Array) -> Intervals:
@@ -529,10 +523,8 @@ def _last_part(gaps: Gaps, late: Intervals, late_ns: Int64Array, wanted: Int64Ar
     return Intervals(np.where(wanted > 0, begin, gaps.ready), gaps.ready)
 
 
-def _covered_part(
-    gaps: Gaps, until: Int64Array, mask: NDArray[np.bool_], ranges: Intervals
-) -> Intervals:
-    return intersect(union(Intervals(gaps.start[mask], until[mask])), union(ranges))
+def _covered_part(gaps: Gaps, mask: NDArray[np.bool_], ranges: Intervals) -> Intervals:
+    return intersect(union_where(Intervals(gaps.start, gaps.end), mask), union(ranges))
 
 
 def _first_of_launch(activity: Table, launches: Launches) -> NDArray[np.bool_]:

@@ -179,6 +179,8 @@ def why_not_fast(result: NcclResult) -> str:
     said = [warning.text for warning in result.warnings]
     said += [f"{setting.name}={setting.value}" for setting in (*result.settings, *result.remarks)]
     said += [f"no IB by {text}" for text in said if "IB" in result.missing_networks]
+    said += [f"no device of {network}" for network in result.missing_networks]
+    said += [f"card {card}" for host in result.hosts for card in host.cards]
     rows = ((re.search(row, text), why) for row, why in SAYS["slow"].items() for text in said)
     return next((str(why).format(*found.groups()) for found, why in rows if found), "")
 
@@ -186,6 +188,7 @@ def why_not_fast(result: NcclResult) -> str:
 def over_cards(result: NcclResult) -> str:
     """For example `` over eth0 and eth1``; empty if no card of the chosen network is known."""
     cards = sorted({card for host in result.hosts if host.networks for card in host.cards})
+    cards = [card for card in cards if not re.match(SAYS["slow_provider"], card)]
     named = cards if len(cards) <= _NAMED_HOSTS else [cards[0], f"{len(cards) - 1} more"]
     kinds = sorted({link.partition("/")[0] for host in result.hosts for link in host.links})
     kind = f" ({' and '.join(kinds)})" if "RoCE" in kinds else ""

@@ -5,10 +5,13 @@ Source: the messages of NCCL 2.4 to 2.28 and RCCL. Only the initialisation is ti
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, starmap
+
+from msgspec.structs import replace
 
 from distprof.artefacts.record import grouped, made_from
 from distprof.run.logs import NcclCommunicator, NcclEdge, NcclLog
@@ -17,6 +20,7 @@ from distprof.sections.nccl import (
     BETWEEN,
     INSIDE,
     NO_LOG,
+    SAYS,
     NcclChoices,
     NcclGroup,
     NcclHost,
@@ -39,6 +43,7 @@ def analyze_nccl(run: Run) -> NcclResult:
     log = run.get(NcclLog)
     if log is None:
         return NcclResult(is_missing=_uses_nccl(run), unavailable=(f"{capitalized(NO_LOG)}.",))
+    log = _as_it_runs(log)
     places = _Places(log)
     return made_from(
         log,
@@ -72,6 +77,18 @@ def analyze_nccl(run: Run) -> NcclResult:
         ),
         unavailable=_limits(log),
     )
+
+
+def _as_it_runs(log: NcclLog) -> NcclLog:
+    """The log in which libfabric counts as sockets if it runs over TCP."""
+    if not any(re.match(SAYS["slow_provider"], card.name) for card in log.cards):
+        return log
+    edges = (
+        replace(edge, transport=edge.transport.replace("Libfabric", "Libfabric over Socket"))
+        for edge in log.edges
+    )
+    networks = {"Socket": tuple({*chain(*log.networks.values())})} if log.networks else {}
+    return replace(log, networks=networks, edges=tuple(edges))
 
 
 def _uses_nccl(run: Run) -> bool:
@@ -254,7 +271,8 @@ def _hosts(log: NcclLog) -> tuple[NcclHost, ...]:
 
 def _host(log: NcclLog, host: str, processes: Sequence[int], used: set[int]) -> NcclHost:
     networks = {card.network for card in log.cards if card.host == host}
-    shown = next((n for n in sorted(networks) if n != "Socket"), "Socket")
+    lost = {name for name, who in log.missing_networks.items() if {*who} & {*processes}}
+    shown = next((n for n in sorted(networks - lost) if n != "Socket"), "Socket")
     cards = [card for card in log.cards if (card.host, card.network) == (host, shown)]
     ranks = {log.processes[index].rank for index in processes}
     return NcclHost(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,7 @@ def nccl_verdict(report: Report) -> VerdictText:
     if not _is_alone(report) or (says_nothing and report.placement.machines):
         return None  # how the GPUs are connected says more
     line = _line(result)
+    beside, _, fix = next(told(result, "beside"), "").partition(". ")
     why = (
         result.tested,
         _plugin(result),
@@ -58,7 +60,8 @@ def nccl_verdict(report: Report) -> VerdictText:
         _warnings(result),
         *(() if result.tested else report.ending.alternatives),
     )
-    return line, tuple(sentence for sentence in why if sentence and sentence not in line)
+    more = [one for one in why if one and one not in line and not (fix and one.endswith(fix))]
+    return (f"{beside}.", (fix, line, *more)) if beside else (line, tuple(more))
 
 
 def known_network(report: Report) -> str:
@@ -102,7 +105,9 @@ def _line(result: NcclResult) -> str:
         return f"{capitalized(line)}. {chosen}".rstrip()
     if topology := _topology(result):
         return f"{_chosen(result)} {topology}".lstrip()
-    known = " ".join(filter(None, (_warnings(result), _chosen(result)))) or _plugin(result)
+    plugin = _plugin(result)
+    warned = plugin if "Libfabric" in result.missing_networks else _warnings(result)
+    known = " ".join(filter(None, (warned, _chosen(result)))) or plugin
     return f"{known} {next(told(result), '')}".strip()
 
 
@@ -136,6 +141,7 @@ def _shown(result: NcclResult) -> dict[str, str]:
         "sockets inside": any(way.transport.endswith("Socket") for way in inside),
         "peer access": any("P2P" in name or name == NcclRemark.PEER_OFF for name in names),
         "one host": result.is_on_one_host,
+        "failed plug-in": "Libfabric" in result.missing_networks and not result.networks,
         "one rank": result.groups[:1] and result.groups[0].num_ranks == 1,
         "several hosts": result.has_several_hosts and not result.is_on_one_host,
         "network of a host": result.networks and is_alone and not result.is_on_one_host,
@@ -145,6 +151,7 @@ def _shown(result: NcclResult) -> dict[str, str]:
         "far card": result.card_path and SAYS["beyond"].get(result.card_path[1]),
         "far peer": result.peer_path and SAYS["beyond"].get(result.peer_path[1]),
         "tested": result.tested,
+        "stalled TCPX": any("rx ctrl timeout" in warning.text for warning in result.warnings),
         "unknown": result.num_unknown and f"{result.num_unknown:,} of {result.num_texts:,}",
         "assumed speed": result.card_path and result.card_path[0] == ASSUMED_GB_S,
         "interfaces": not result.is_on_one_host and ", ".join(sorted(near)[:_NAMED_WARNINGS]),
@@ -240,8 +247,15 @@ def _warnings(result: NcclResult) -> str:
         return ""
     number = sum(warning.num_lines for warning in problems)
     times = "once" if number == 1 else f"{number:,} times"
-    texts = "; ".join(warning.text.rstrip(".!") for warning in problems[:_NAMED_WARNINGS])
+    texts = "; ".join(_worded(warning.text) for warning in problems[:_NAMED_WARNINGS])
     return f"NCCL warns {times}: {texts}."
+
+
+def _worded(text: str) -> str:
+    """A warning, in other words if the table has some."""
+    rows = ((re.search(row, text), said) for row, said in SAYS["warned"].items())
+    told = (str(said).format(*found.groups()) for found, said in rows if found)
+    return next(told, text.rstrip(".!"))
 
 
 # Tables ----------------------------------------------------------------

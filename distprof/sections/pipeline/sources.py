@@ -75,8 +75,6 @@ def _by_shape(
         if rows is None or len(rows) != len(analysis.collective_step):
             continue
         inside = (analysis.collective_step != ABSENT) & (rows["peer"] != ABSENT)
-        if not inside.any():
-            continue
         steps = max(len(analysis.steps), 1)
         for kind, counts in ((CollectiveKind.SEND, sent), (CollectiveKind.RECV, received)):
             of_kind = (rows["kind"] == kind) | (rows["kind"] == CollectiveKind.SEND_RECV)
@@ -224,13 +222,15 @@ def pipelines_of_log(log: OperationLog) -> Iterator[PipelineSlots]:
 
     Chunk c on pipeline rank p of P is stage c · P + p, as Megatron lays them out.
     """
-    table = _compute_rows(log.operations)
+    rows = log.operations
+    known = rows.coded("kind").isin(_KINDS)
+    table = rows.take(known & (rows["stage"] >= 0) & (rows["micro_batch"] >= 0))
     if not len(table):
         return
     step_ns = int(np.mean(list(log.step_ns.values()))) if log.step_ns else None
-    steps, inverse = np.unique(log.operations["step"], return_inverse=True)
+    steps, inverse = np.unique(rows["step"], return_inverse=True)
     length = np.zeros(len(steps), np.int64)
-    np.maximum.at(length, inverse, log.operations["end_ns"])
+    np.maximum.at(length, inverse, rows["end_ns"])
     offsets = steps, np.cumsum(length) - length
     place = table["stage"]
     num_places = max(int(place.max()) + 1, log.mesh.get("pp", 0))
@@ -251,11 +251,6 @@ def pipelines_of_log(log: OperationLog) -> Iterator[PipelineSlots]:
             comparable=log.shares_clock,
             step_ns=step_ns,
         )
-
-
-def _compute_rows(table: Table) -> Table:
-    known = table.coded("kind").isin(tuple(_KINDS))
-    return table.take(known & (table["stage"] >= 0) & (table["micro_batch"] >= 0))
 
 
 def _slots(

@@ -154,14 +154,18 @@ def _copies(measured: Sequence[GpuCopies]) -> str:
     alike = [one for one in between if one.is_both_ways == between[0].is_both_ways]
     speed = {one.is_direct: format_bandwidth(one.bytes_per_s) for one in alike}
     of = {one.is_direct: one.bytes_per_s for one in alike}
-    what = "median of all pairs" + (", both directions together" if alike[0].is_both_ways else "")
+    what = "median" + (", both directions together" if alike[0].is_both_ways else "")
+    if len(alike) > len(of):  # both matrices are of copies without access
+        why = "nvidia-smi topo -p2p r says why (ACS or the IOMMU, a virtual machine, GeForce)"
+        how = f"copies go through host memory ({speed[max(speed)]})"
+        return f"GPUs cannot access each other: {how}. {why}."
     if True not in of:
-        lacks = "the matrix with P2P=Enabled is missing"
+        lacks = "no copy with P2P was measured"
         return f"Through host memory, a GPU copies to another at {speed[False]} ({what}); {lacks}."
     if of[True] < (1 - _SAME) * of.get(False, 0.0):
-        slow = f"GPUs copy more slowly ({speed[True]}) than through host memory ({speed[False]})"
+        slow = f"With P2P, copies between GPUs are slower ({speed[True]}) than without ({speed[False]})"
         look = "check PCIe ACS and the IOMMU, and measure the job with NCCL_P2P_DISABLE=1"
-        text = f"With access to each other's memory, {slow}: {look}."
+        text = f"{slow}: {look}."
     elif of[True] < (1 + _SAME) * of.get(False, 0.0):
         both = f"a GPU copies to another at {speed[True]} with it and {speed[False]} without"
         why = "copies go through host memory or the same PCIe links"
@@ -178,8 +182,8 @@ def _copies(measured: Sequence[GpuCopies]) -> str:
 
 def _narrow(measured: Sequence[GpuCopies]) -> str:
     """Where to look if copies between GPUs are slower than a usual PCIe link."""
-    speeds = [o.bytes_per_s / (1 + o.is_both_ways) for o in measured if o.is_direct and not o.host]
-    if not speeds or max(speeds) >= _NARROW:
+    speeds = [o.bytes_per_s / (1 + o.is_both_ways) for o in measured if not o.host]
+    if max(speeds, default=_NARROW) >= _NARROW or not any(o.is_direct for o in measured):
         return ""
     return "Such slow PCIe links are narrow or old: compare LnkSta with LnkCap in lspci -vv."
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median_high
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from distprof.artefacts.record import grouped, made_from
 from distprof.artefacts.run_file import LoaderSettings, RunFile, SettingsFile
@@ -59,10 +60,8 @@ def combine_settings(
         unavailable=(*unavailable, *notes),
         loaders=_loaders(files),
         ddp=_ddp(files),
-        fsdp=_merge_ranks(FsdpSetup, ((file.rank, one) for file in files for one in file.fsdp)),
-        optimizers=_merge_ranks(
-            OptimizerSetup, ((file.rank, one) for file in files for one in file.optimizers)
-        ),
+        fsdp=tuple(_of_ranks(FsdpSetup, *one) for one in _alike(files, "fsdp")),
+        optimizers=tuple(_of_ranks(OptimizerSetup, *one) for one in _alike(files, "optimizers")),
         hosts=tuple(
             _host(host, those, is_cpu=all(entries[file.rank].device == "cpu" for file in those))
             for (host, _), those in by_host.items()
@@ -83,41 +82,40 @@ def with_traces(settings: SettingsResult, analyses: Mapping[int, RankAnalysis]) 
         for rank, analysis in sorted(analyses.items())
         if analysis.input != RankInput()
     )
-    return msgspec.structs.replace(settings, feed=feed)
+    return replace(settings, feed=feed)
 
 
 # Folding ranks ------------------------------------------------------------------------------------
 
 
-def _merge_ranks(
-    kind: type[_Setup], settings: Iterable[tuple[int, msgspec.Struct]]
-) -> tuple[_Setup, ...]:
-    ranks = grouped([(one, rank) for rank, one in settings])
-    return tuple(
-        made_from(one, kind, ranks=tuple(sorted({*numbers}))) for one, numbers in ranks.items()
-    )
+def _alike(
+    files: Sequence[SettingsFile], field: str, **own: Any
+) -> Iterable[tuple[Any, list[tuple[int, Any]]]]:
+    """Objects that differ in ``own`` at most, with these values instead; all of them by rank."""
+    found = [(file.rank, one) for file in files for one in getattr(file, field)]
+    return grouped([(replace(one, **own), (rank, one)) for rank, one in found]).items()
+
+
+def _of_ranks(
+    kind: type[_Setup], given: msgspec.Struct, all_: Iterable[tuple[int, Any]], **others: Any
+) -> _Setup:
+    return made_from(given, kind, ranks=tuple(sorted({rank for rank, _ in all_})), **others)
 
 
 def _loaders(files: Sequence[SettingsFile]) -> tuple[LoaderSetup, ...]:
-    found: dict[LoaderSettings, list[tuple[int, LoaderSettings]]] = {}
-    for file in files:
-        for one in file.loaders:
-            given = msgspec.structs.replace(
-                one, num_loaders=1, num_epochs=0, num_orders=None, first_batch=""
-            )
-            found.setdefault(given, []).append((file.rank, one))
+    own = {"num_loaders": 1, "num_epochs": 0, "num_orders": None, "first_batch": ""}
     return tuple(
-        made_from(
-            given,
+        _of_ranks(
             LoaderSetup,
-            ranks=tuple(sorted({rank for rank, _ in all_})),
+            given,
+            all_,
             num_epochs=min(one.num_epochs for _, one in all_),
             num_orders=max(
                 (one.num_orders for _, one in all_ if one.num_orders is not None), default=None
             ),
             num_first_batches=_first_batches(all_),
         )
-        for given, all_ in found.items()
+        for given, all_ in _alike(files, "loaders", **own)
     )
 
 
@@ -129,23 +127,16 @@ def _first_batches(loaders: Sequence[tuple[int, LoaderSettings]]) -> int | None:
 
 
 def _ddp(files: Sequence[SettingsFile]) -> tuple[DdpSetup, ...]:
-    settings = [(file.rank, one) for file in files for one in file.ddp]
-    plain = [
-        (rank, msgspec.structs.replace(one, num_looks=0, max_unused_bytes=None))
-        for rank, one in settings
-    ]
-    looks: dict[msgspec.Struct, list[int]] = {}
-    unused: dict[msgspec.Struct, list[int | None]] = {}
-    for (_, one), (_, given) in zip(settings, plain, strict=True):
-        looks.setdefault(given, []).append(one.num_looks)
-        unused.setdefault(given, []).append(one.max_unused_bytes)
     return tuple(
-        msgspec.structs.replace(
-            setup,
-            num_looks=min(looks[given]),
-            max_unused_bytes=None if None in unused[given] else max(n or 0 for n in unused[given]),
+        _of_ranks(
+            DdpSetup,
+            given,
+            all_,
+            num_looks=min(one.num_looks for _, one in all_),
+            max_unused_bytes=None if None in unused else max(unused),
         )
-        for setup, given in zip(_merge_ranks(DdpSetup, plain), looks, strict=True)
+        for given, all_ in _alike(files, "ddp", num_looks=0, max_unused_bytes=None)
+        for unused in ([one.max_unused_bytes for _, one in all_],)
     )
 
 

@@ -291,10 +291,8 @@ def _shows_parameters(rows: AxisRows) -> bool:
 def _spanned(topology: Topology, axis: str) -> int | None:
     """The most nodes that a group of the axis spans; None if a group is not placed."""
     groups = [group for group in topology.groups if group.axis is not None and group.axis == axis]
-    nodes = [{topology.node_of(rank) for rank in group.ranks} for group in groups]
-    if not nodes or any(not of or None in of for of in nodes):
-        return None
-    return max(len(of) for of in nodes)
+    spanned = [topology.num_nodes_of(group) for group in groups]
+    return None if None in spanned else max((number or 0 for number in spanned), default=None)
 
 
 def _axis(

@@ -207,8 +207,7 @@ class _Exposure:
         return np.maximum(held, followed)
 
     def _lacks(self, rank: Rank) -> Bools:
-        ranks = rank.collectives.coded("group_ranks")
-        return ranks.where([value in self._lacking for value in ranks.values])
+        return rank.collectives.coded("group_ranks").isin(self._lacking)
 
 
 def _is_message(rank: Rank) -> Bools:

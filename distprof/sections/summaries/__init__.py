@@ -155,3 +155,5 @@ class OperatorTableResult(Result, frozen=True, kw_only=True):
     # Actions that are profiled each alone, with their times in ns; the rows are of the first.
     actions: tuple[tuple[str, int], ...] = ()
     second: OperatorTableResult | None = None  # The table after it; null without one.
+    rank: int | None = None  # Of which rank it is, of several; null otherwise.
+    most_memory: tuple[str, ...] = ()  # What allocates most, if the text asks about memory.

@@ -18,6 +18,7 @@ from distprof.run.evidence import (
     InspectorLog,
     OperatorTable,
     ScalingTable,
+    SummaryClass,
     TableOperator,
 )
 from distprof.run.run import Run
@@ -48,6 +49,7 @@ def analyze_collective_summary(run: Run) -> CollectiveSummaryResult:
     log = run.get(InspectorLog)
     if summary is None and log is not None:
         summary = summary_of(log, compared(log))
+    summary = summary or _of_ranks(run.get(OperatorTable))
     if summary is None:
         return CollectiveSummaryResult()
     summarised = [_class(summary, index) for index in range(len(summary.classes))]
@@ -64,6 +66,24 @@ def analyze_collective_summary(run: Run) -> CollectiveSummaryResult:
         blamed_ratio=share if is_clear else None,
         unavailable=(*summary.notes, *_limits(summarised)),
     )
+
+
+def _of_ranks(table: OperatorTable | None) -> CollectiveSummary | None:
+    """Mean times of collectives in the tables of several ranks, a class for each kernel."""
+    found = list[tuple[SummaryClass, list[int]]]()
+    while table and table.rank is not None:
+        for row in table.operators:
+            if row.kind and row.self_device_ns and row.num_calls:
+                one = made_from(
+                    row, SummaryClass, group=row.name, ranks=(), dtype="", num_bytes=None
+                )
+                numbers = [table.rank, row.num_calls, row.self_device_ns // row.num_calls]
+                found.append((one, numbers))
+        table = table.second
+    classes = tuple({one: None for one, _ in found})
+    rows = np.array([[classes.index(one), *numbers] for one, numbers in found], np.int64)
+    columns = zip(("class_index", "rank", "num_calls", "mean_ns"), rows.T, strict=False)
+    return CollectiveSummary(classes=classes, **dict(columns)) if found else None
 
 
 def _class(summary: CollectiveSummary, index: int) -> SummarisedClass:
@@ -326,6 +346,8 @@ def _kernels(table: OperatorTable, around: set[TableOperator]) -> list[TableOper
     repeats = [{row for row in kernels if row.kind is not CollectiveKind.UNKNOWN}]
     repeats += [{r for r in others if r.name.startswith(name)} for name in _COLLECTIVES]
     spent = [sum(row.self_device_ns for row in rows) for rows in repeats]
+    if 0 < spent[-1] * _ROUNDED < spent[-2]:  # those of kernels that c10d's operators lack
+        repeats, spent = [*repeats, repeats[-1] | repeats[-2]], [*spent, spent[-1] + spent[-2]]
     once = repeats[next(i for i, ns in enumerate(spent) if ns * _ROUNDED >= max(spent))]
     others = others.difference(*repeats) | once
     if all(row.name != "aten::copy_" for row in others):  # which repeats them

@@ -15,6 +15,7 @@ from distprof.units import fill, format_duration, format_ratio
 _TABLE = table_beside(__package__, "known.toml")["communication"]
 _MOST_NAMED = 4
 _MAX_NAME = 50
+_FEW = 0.05
 
 
 @rule(
@@ -35,7 +36,8 @@ def communication_by_operator_table(table: OperatorTableResult, limits: Limits) 
     message = fill(_TABLE["part"], part=part, whole=table.self_device_ns)
     gathers = any(part.kind in ("all_gather", "reduce_scatter") for part in parts)
     fix = _TABLE["trace"] + _TABLE["sharded"] * gathers
-    if table.rows and all(row.kind in COLLECTIVES and row.num_calls for row in table.rows):
+    is_whole = all(part.num_calls or part.ratio < _FEW for part in table.parts)
+    if is_whole and all(row.kind in COLLECTIVES and row.num_calls for row in table.rows):
         message = f"No row is computation. Means of a call: {_means(table)}. "
         fix = _TABLE["kernels"]
     yield Draft(

@@ -175,7 +175,7 @@ _LITTLE = 0.02
 MIN_STEP_BUSY_RATIO = 0.8
 """Share of a step that kernels take, below which the step waits for the CPU."""
 
-MIN_BUSY_RATIO = 0.4
+MIN_BUSY_RATIO, MIN_SAVED_RATIO = 0.4, 0.2
 MIN_LISTED_RATIO = 0.5
 """Below this share of the whole, a table does not show what takes most."""
 _NEARLY, _ALSO, _DIFFERS = 0.8, 1.1, 1.2
@@ -265,6 +265,8 @@ def _of_one_rank(result: CollectiveSummaryResult) -> list[str]:
     if not whole:
         return ["The table of collectives has no times other than 0."]
     most = _say("kind", kind=capitalized(longest.kind), ratio=spent / whole, spent=spent, of=whole)
+    if cut := [note for note in result.unavailable if " is cut in " in note]:
+        return [_say("cut collectives", kind=longest.kind, spent=spent, of=whole), *cut]
     size = f" of {format_bytes(longest.num_bytes)}" if longest.num_bytes else ""
     calls = f"{counted(longest.num_calls, 'call')}{size}"
     detail = f"Longest are {calls}, with a mean of {format_duration(longest.mean_ns)}."
@@ -574,7 +576,7 @@ def _cpu_rows(result: OperatorTableResult) -> list[str]:
     is_known = result.self_device_ns or longest >= _LITTLE * (result.self_cpu_ns or 0)
     if on_gpu > _LITTLE * on_cpu and is_known:
         what, field = "GPU", "device_ns"
-        lacks = "The table has only GPU times that include what an operator calls."
+        lacks = lacks or "The table has only GPU times that include what an operator calls."
     rows = sorted(result.rows, key=lambda row: -getattr(row, field))
     if not is_own and rows[0].cpu_ns and re.search(r":\d{1,6}\(", rows[0].name):
         return [_TABLE["say"]["zeros"]]
@@ -599,7 +601,8 @@ def _cpu_rows(result: OperatorTableResult) -> list[str]:
         lacks = _TABLE["say"]["few rows"]
     if not (named := _longest(rows, field)):
         return [*known, _TABLE["say"]["all zero"]]
-    return [*known, f"{lacks} Most {what} time: {named}.".strip()]
+    said = [lacks, f"Most {what} time: {named}."][:: -1 if what == "GPU" else 1]
+    return [*known, " ".join(filter(None, said))]
 
 
 def _with_calls(rows: list[TableRow], field: str, what: str, whole: int) -> list[str]:
@@ -650,9 +653,11 @@ def _is_busy(result: OperatorTableResult) -> bool:
 
 def _with_second(result: OperatorTableResult) -> list[str]:
     """What a table says, and the one after it; first how their times differ, if that is known."""
-    said, second = _operators(result), result.second
+    said, second = [*result.most_memory, *_operators(result)], result.second
     spans = [r for r in result.rows if r.kind == "span" and not r.name.startswith(_STEP)]
     said += [_say("spans", rows=_longest(spans, "self_device_ns"))] * bool(spans)
+    if result.rank is not None:
+        return [f"Rank {result.rank}: {said[0]}", *said[1:]]
     if second is None:
         return said
     others = [second]
@@ -689,14 +694,20 @@ def _operators(result: OperatorTableResult) -> list[str]:
     num, each = result.num_steps, result.step_ns
     steps = [_say("steps", steps=counted(num, "step"), ns=each)] if num and each is not None else []
     busy = _busy_ratio(result) or 1.0
-    lead = []
+    reads = (row for row in result.rows if re.search(_TABLE["reads"], row.name))
+    read_ns = max((row.cpu_ns for row in reads if row.num_calls > _COLD_CALLS), default=0)
+    is_drained = min(read_ns / (result.self_cpu_ns or 1), 1 - busy) > MIN_SAVED_RATIO
+    lead, known = [], _known_work(result)
     if busy < _LITTLE and _in_calls(result) and (calls := _longest(result.rows, "self_cpu_ns")):
         return [_say("start", table=result, calls=calls)]
-    if busy < MIN_BUSY_RATIO:
+    is_waiting = _WAITING in "".join(known[:1])
+    if busy < MIN_BUSY_RATIO or (is_drained and is_waiting):
         of = "steps'" if steps and result.self_device_ns else "CPU's"
-        lead = [_say("idle", busy=busy, of=of), *_known_work(result)]
-        if len(lead) > 1 and _WAITING in lead[1]:
-            lead = [lead[1], _say("idle after waits", busy=busy, of=of)]
+        idle = _say("idle", busy=busy, of=of)
+        if is_waiting:
+            known, idle = known[:1], _say("idle after waits", busy=busy, of=of)
+        is_first = known and known[0].startswith("Most of") and "(100 %)" not in known[0]
+        lead = [*known, idle] if is_first or is_waiting else [idle, *known]
         if 0 < max(row.num_calls for row in result.rows) <= _FEW_CALLS:
             lead.append(_TABLE["first"])
     first = next((part for part in result.parts if part.num_calls is not None), None)
@@ -710,7 +721,7 @@ def _operators(result: OperatorTableResult) -> list[str]:
     shown = _shown_of_cpu(result)
     if shown < MIN_LISTED_RATIO or listed < MIN_LISTED_RATIO:
         cut = ("CPU", shown) if shown < MIN_LISTED_RATIO else (chip, listed)
-        known = lead or ([] if _is_busy(result) else _known_work(result))
+        known = lead or ([] if _is_busy(result) else known)
         sorted_out = [] if known else _of_the_top(result)
         return [*known, *sorted_out, _cut(*cut, is_known=bool(sorted_out)), *steps]
     return [*lead, *_most(result, first), *steps]

@@ -54,7 +54,8 @@ class SlowIteration(Record, frozen=True, kw_only=True):
 class SlowPeriod(Record, frozen=True, kw_only=True):
     """Iterations in a row that take longer than those before and after."""
 
-    first_iteration: int | None  # Number of the first one as printed; null if not printed.
+    # Number of the first one as printed, of means that of the report before; null if not printed.
+    first_iteration: int | None
     # Number of the last one; null if not printed, or if the log ends with it.
     last_iteration: int | None
     num_reports: int  # Steady reports in it.
@@ -63,10 +64,12 @@ class SlowPeriod(Record, frozen=True, kw_only=True):
     excess_ns: int  # Its time beyond the usual duration, averaged over all iterations of the log.
     is_gradual: bool  # Whether iterations get longer and longer, not from one to the next.
 
-    def when(self, unit: str) -> str:
+    def when(self, unit: str, per_report: int | None = 1) -> str:
         """For example ``from iteration 300 to 700``; how many reports, if they have no numbers."""
         if self.first_iteration is None or self.last_iteration == self.first_iteration:
             return f"for {self.num_reports:,} reports"
+        if self.last_iteration is None and (per_report or 1) > 1:  # the end of the report before
+            return f"after {unit} {self.first_iteration:,}"
         end = "on" if self.last_iteration is None else f"to {self.last_iteration:,}"
         return f"from {unit} {self.first_iteration:,} {end}"
 

@@ -55,6 +55,7 @@ _MAX_PERIODS = 20
 _MOST_OF_IT = 1.1  # Ratio of a timer to the iteration that contains it, as far as digits go.
 _MOST_ACCUMULATED, _FOR_STEP = 16, 2.5  # Micro-batches, and ratio of the one with the optimizer.
 _LONG_WAIT_NS, _LONG_WAIT = 60_000_000_000, 0.5  # A first wait, also as a ratio to the rest.
+_MOST_INSIDE = 0.05  # Share of an iteration in a part of a pass that still counts as computation.
 _COMPUTE = ("forward-compute", "backward-compute")
 _EMBEDDING = ("backward-embedding-all-reduce", "embedding-grads-all-reduce")
 _TO_LATER = ("forward-send", "backward-recv", "forward-send-backward-recv")
@@ -263,9 +264,10 @@ def _slow_period(
         return None  # runs whose epochs have other numbers of iterations
     if len(last):
         number = np.full_like(number, ABSENT)  # it starts again with each epoch
+    begins = at[0] - int(at[0] > 0 and np.median(span) > 1)
     more = np.where(inside | is_gradual, ns - usual, 0)
     return SlowPeriod(
-        first_iteration=_printed(number, at[0]),
+        first_iteration=_printed(number, begins),
         last_iteration=None if at[-1] == len(ns) - 1 else _printed(number, at[-1]),
         num_reports=len(at),
         duration_ns=round(float(np.median(slow))),
@@ -388,8 +390,11 @@ def _timer(
 
 
 def _compute_ratio(timers: tuple[TrainingTimer, ...]) -> float | None:
-    known = [one.ratio for one in timers if one.name in _COMPUTE and one.ratio is not None]
-    return sum(known) if len(known) == len(_COMPUTE) else None
+    ratios = {one.name: one.ratio for one in timers if one.ratio is not None}
+    known = [ratios[name] for name in _COMPUTE if name in ratios]
+    inside = ratios.get("batch-generator", 0.0)  # which the forward pass calls
+    inside *= inside > _MOST_INSIDE
+    return max(sum(known) - inside, 0.0) if len(known) == len(_COMPUTE) else None
 
 
 def _stage(log: TrainingLog) -> str:
@@ -437,6 +442,10 @@ def _limits(log: TrainingLog, timers: tuple[TrainingTimer, ...]) -> tuple[str, .
         limits += [NOTES["low_rates"].format(mean, usual)] * bool(usual > FAR_LONGER * mean)
     elif int(np.median(log.span)) > 1:
         limits.append(NOTES["means"].format(int(np.median(log.span))))
+    early, *later = log.duration_ns[log.duration_ns != ABSENT][: FEWEST_FEW + 1].tolist() or [0]
+    if 0 < len(later) < FEWEST_FEW and log.span[0] > 1 and min(later) > GROWN_RATIO * early > 0:
+        each = format_duration(early), float(np.median(later)) / early
+        limits.append(NOTES["became"].format(log.span[0], f"{log.unit}s", *each))
     known = {name: ns[ns != ABSENT] for name, ns in log.timers.items() if (ns != ABSENT).any()}
     first = int(np.argmax(log.duration_ns != ABSENT)) + 1
     if known and not timers and all((ns[first:] == ABSENT).all() for ns in log.timers.values()):

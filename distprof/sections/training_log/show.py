@@ -42,6 +42,7 @@ _FEWEST_MODES = 6  # Reports in which two groups are looked for
 _FAR, _BEGINNING = 3, 16  # Ratio between the two, and letters of a note that say its kind
 _MOST_APART = 4  # Ratio of all reports to those of the smaller group
 
+_BARS = ("computation", "exposed_wait")  # Keys of the bar of a timer, by whether it waits
 _SHORT, _SLOW = "GPU memory is short", ("Rank ", "Ranks ", "File ")
 _OF_ONE = re.compile(r"since the last report \((\d+)\): .* of one\.").search
 _TABLE = table_beside(__package__, "phases.toml")
@@ -72,6 +73,11 @@ def training_verdict(report: Report) -> VerdictText:
         undecided = _undecided(log)
     why = (
         *undecided,
+        *(
+            f"{t.name} takes {format_duration(t.mean_ns)} in {counted(t.num_reports, log.unit)} of "
+            f"{log.num_steady}."
+            for t in _rare(log)[0]
+        ),
         *(_waiting(log), _reducing(log)),
         *(_TABLE["slow_rank"] if line.startswith(_SLOW) else _advice(log), slower_sentence(log)),
         *(_slow_sentence(log), f"Throughput: {rates}." if (rates := rate_text(log)) else ""),
@@ -156,15 +162,19 @@ def _line(log: TrainingLogResult) -> str:
         return f"{first} {text} To see where time goes, {how}.".lstrip()
     usual, mean = format_duration(log.median_ns), format_duration(log.mean_ns)
     time = f"{_what(log)} {'comes every' if log.unit == 'report' else 'takes'} {mean}"
-    if _is_skewed(log):
+    rare, without = _rare(log)
+    if rare and _shares(log):
+        names = " and ".join(timer.name for timer in rare)
+        time = f"{_what(log)} takes {format_duration(without)} without {names}"
+    elif modes := _modes(log):
+        time = f"{time}: {modes}"
+    elif _is_skewed(log):
         at = log.longest_iteration
         longest = "the longest" if at is None else f"{log.unit} {at:,} takes"
         longest = f"{longest} {format_duration(log.max_ns)}"
         time = f"{_what(log)} usually takes {usual}, but {longest}: that makes the mean {mean}"
     elif log.unit == "epoch" and (log.first_ns or 0) > _FAR_LONGER * (log.median_ns or math.inf):
         return f"The first report shows {format_duration(log.first_ns)} per epoch, others {mean}."
-    elif modes := _modes(log):
-        time = f"{time}: {modes}"
     elif (or_all := next(filter(None, map(_OF_ONE, log.unavailable)), None)) and not _shares(log):
         each = format_duration(round(log.mean_ns / int(or_all[1])))
         return f"{time}, or {each} if a printed time covers {or_all[1]} {log.unit}s."
@@ -174,10 +184,11 @@ def _line(log: TrainingLogResult) -> str:
             use += f", and {_SHORT}"
         more = f"{use}." if use else _of_reports(log)
         return f"{time}{_phases(log, len(time)) or more}"
+    is_of_slowest = any(note.startswith("Each timer") for note in log.unavailable)
     who = f"the {log.timer_stage} stage" if log.timer_stage else "the slowest rank"
-    if log.mesh.get("pp", 1) < 2:
+    if log.mesh.get("pp", 1) < 2 and not is_of_slowest:
         who = "the rank of the timers"
-    text = f"{time}, and {who} computes for {format_ratio(log.compute_ratio)} of it"
+    text = f"{time}, and {who} computes for {format_ratio(min(log.compute_ratio, 1.0))} of it"
     return f"{': '.join(filter(None, (text, ideal_sentence(log))))}."
 
 
@@ -187,7 +198,8 @@ def _phase_times(log: TrainingLogResult) -> tuple[dict[str, int], int]:
     DeepSpeed's timers do not say what they cover, but those of one line add up to a step.
     """
     found: dict[str, int] = {}
-    for timer in log.timers:  # longest first
+    rare, mean = _rare(log)
+    for timer in (one for one in log.timers if one not in rare):  # longest first
         phase = next((name for name, known in _PHASES.items() if known.search(timer.name)), "")
         if phase:
             found.setdefault(phase, timer.mean_ns)
@@ -195,10 +207,18 @@ def _phase_times(log: TrainingLogResult) -> tuple[dict[str, int], int]:
         both = found.pop("forward and backward")
         for one, other in (("forward", "backward"), ("backward", "forward")):
             found.setdefault(one, max(both - found.get(other, both), 0))
-    whole = sum(found.values()) if log.origin == "DeepSpeed" else log.mean_ns
+    whole = sum(found.values()) if log.origin == "DeepSpeed" else mean
     if log.input_timer is not None:
         found["waiting for input"] = log.input_timer.mean_ns
     return found, whole or 0
+
+
+def _rare(log: TrainingLogResult) -> tuple[list[TrainingTimer], int]:
+    """Long timers of few iterations, as of checkpoints, and the mean without them, in ns."""
+    mean, num = log.mean_ns or 0, max(log.num_steady, 1)
+    few = [t for t in log.timers if t.ratio and _FEW_REPORTS * t.num_reports <= num]
+    few = [t for t in few if t.mean_ns * t.num_reports > MIN_IDLE_RATIO * mean * num]
+    return few, mean - sum(t.mean_ns * t.num_reports for t in few) // num
 
 
 def _shares(log: TrainingLogResult) -> dict[str, float]:
@@ -209,7 +229,8 @@ def _shares(log: TrainingLogResult) -> dict[str, float]:
     is_few = are_typed or times.keys() <= {"optimizer", "waiting for input"}
     if is_few or not -MIN_IDLE_RATIO * whole <= rest <= MOST_REST_RATIO * whole:
         most = max((timer.num_reports for timer in log.timers), default=1)
-        every = {timer.name: timer.mean_ns * timer.num_reports // most for timer in log.timers}
+        known = (timer for timer in log.timers if timer not in _rare(log)[0])
+        every = {timer.name: timer.mean_ns * timer.num_reports // most for timer in known}
         left = whole - sum(every.values())
         is_whole = len(every) > 1 and left <= MOST_REST_RATIO * whole
         if left >= -MIN_IDLE_RATIO * whole and (is_whole or are_typed):
@@ -229,7 +250,7 @@ def _phases(log: TrainingLogResult, before: int) -> str:
     Those that do not fit into a headline after this many characters make a sentence of their own.
     """
     parts = [f"{phase} {format_ratio(share)}" for phase, share in _shares(log).items()]
-    start = ": " if _phase_times(log)[1] == log.mean_ns else f"; of {_PHASES_ALONE}, "
+    start = ": " if _phase_times(log)[1] == _rare(log)[1] else f"; of {_PHASES_ALONE}, "
     lengths = accumulate((len(part) + 2 for part in parts), initial=before + len(start) - 2)
     num = sum(length <= MAX_HEADLINE for length in lengths) - 1 or len(parts)
     first, more = ", ".join(parts[:num]), ", ".join(parts[num:])
@@ -247,7 +268,8 @@ def _modes(log: TrainingLogResult) -> str:
     if len(ns) < _FEWEST_MODES:
         return ""
     ratio, num = max((b / max(a, 1), i) for i, (a, b) in enumerate(pairwise(ns), start=1))
-    if ratio < _FAR or not len(ns) <= _MOST_APART * min(num, len(ns) - num):
+    is_wide = max(ns[num - 1] / max(ns[0], 1), ns[-1] / max(ns[num], 1)) > ratio / _SKEWED
+    if ratio < _FAR or is_wide or not len(ns) <= _MOST_APART * min(num, len(ns) - num):
         return ""
     few, many = (format_duration(median(part)) for part in (ns[num:], ns[:num]))
     return f"{len(ns) - num} of {len(ns)} reports show about {few}, the others {many}"
@@ -312,7 +334,7 @@ def _advice(log: TrainingLogResult) -> str:
     """What to do about a phase that takes most of the time; empty if none does."""
     shares = _shares(log)
     if reduction(log)[0]:
-        shares["backward"] = 0.0  # It contains the reduction, which says more.
+        shares |= {"backward": 0.0, _OUTSIDE: 0.0}  # They contain the reduction, which says more.
     most = max(_ADVICE, key=lambda phase: shares.get(phase, 0.0))
     least = _MOST_OF_BACKWARD if most == "backward" else _MOST_OF_IT
     return _ADVICE[most] if shares.get(most, 0.0) >= least else ""
@@ -330,10 +352,9 @@ def slower_sentence(log: TrainingLogResult) -> str:
     now, usual = format_duration(slow.duration_ns), format_duration(slow.usual_ns)
     if slow.is_gradual:
         return f"{capitalized(log.unit)}s get longer and longer: {usual} at first, {now} later."
-    return (
-        f"{capitalized(slow.when(log.unit))}, {_what(log).lower()} takes {now} instead of {usual}, "
-        f"{slow.duration_ns / slow.usual_ns:.2f} times as long."
-    )
+    when, what = slow.when(log.unit, log.iterations_per_report), _what(log).lower()
+    ratio = slow.duration_ns / slow.usual_ns
+    return f"{capitalized(when)}, {what} takes {now} instead of {usual}, {ratio:.2f} times as long."
 
 
 def _slower_rate(log: TrainingLogResult) -> str:
@@ -386,7 +407,7 @@ def training_log_table(report: Report, *, show_all: bool) -> TableView | None:  
         ("throughput", rate_text(log)),
         ("layout", _layout(log)),
         ("pipeline", _pipeline(log)),
-        ("slow iterations", _slow(log)),
+        ("slow iterations", _slow_sentence(log)),
         ("loss", "" if log.first_loss is None else f"{log.first_loss:.4g} to {log.last_loss:.4g}"),
     )
     return facts_table(
@@ -406,7 +427,9 @@ def timers_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("timer", "name", left=True),
             Column("time", "mean_ns"),
             Column("share", "ratio"),
-            Column("", _timer_bar, left=True, stretch=True),
+            Column(
+                "", lambda t: Bar(ratio=t.ratio or 0.0, key=_BARS[t.waits]), left=True, stretch=True
+            ),
             Column(
                 "mostly",
                 lambda timer: "waiting for stages" if timer.waits else "",
@@ -418,10 +441,6 @@ def timers_table(report: Report, *, show_all: bool) -> TableView | None:
         caption=f"{stage}, mean per iteration; timers may contain each other",
         notes=(f"{counted(left, 'more timer')} with --all.",) if left > 0 else (),
     )
-
-
-def _timer_bar(timer: TrainingTimer) -> Bar:
-    return Bar(ratio=timer.ratio or 0.0, key="exposed_wait" if timer.waits else "computation")
 
 
 def slow_iterations_table(report: Report, *, show_all: bool) -> TableView | None:
@@ -486,9 +505,3 @@ def _pipeline(log: TrainingLogResult) -> str:
     who = f"the {log.timer_stage} stage" if log.timer_stage else "the rank of the timers"
     idle = f"{who} does not compute for {format_ratio(log.idle_ratio)} of an iteration"
     return "; ".join(filter(None, (idle * (log.idle_ratio is not None), ideal_sentence(log))))
-
-
-def _slow(log: TrainingLogResult) -> str:
-    often = f", every {log.slow_period:,}" if log.slow_period else ""
-    text = f"{log.num_slow or 0:,} above 1.2 times the median of their neighbours{often}"
-    return text if log.num_slow else ""

@@ -9,6 +9,7 @@ from math import comb
 import msgspec
 import numpy as np
 
+from distprof.artefacts.record import grouped
 from distprof.artefacts.summary_file import StepParts, SummaryFile, compared, differences, unlike
 from distprof.rules.base import Finding
 from distprof.sections.collectives import CollectiveClass, CollectivesResult
@@ -106,26 +107,22 @@ def state_of(first_ns: float | None, second_ns: float | None) -> State:
 # Collectives whose exposed time grew or shrank, and those that appeared or disappeared ------------
 
 _Key = tuple[str, str, int | None]
-_Classes = dict[_Key, list[CollectiveClass]]
 
 
 def compare_collectives(
     first: CollectivesResult, second: CollectivesResult
 ) -> tuple[CollectiveChange, ...]:
     """Every class of either run, largest change of exposed time first."""
-    sizes: list[dict[str, set[int | None]]] = [{}, {}]
-    for place, result in enumerate((first, second)):
-        for row in result.classes:
-            sizes[place].setdefault(row.axis or row.group, set()).add(row.group_size)
-    shared = set(sizes[0]) & set(sizes[1])
-    resized = frozenset(axis for axis in shared if sizes[0][axis] != sizes[1][axis])
-    mine: _Classes = {}
-    theirs: _Classes = {}
-    for found, result in ((mine, first), (theirs, second)):
-        for row in result.classes:
-            axis = row.axis or row.group
-            key = (row.kind, axis, None if axis in resized else row.bytes)
-            found.setdefault(key, []).append(row)
+    both = [[(row.axis or row.group, row) for row in result.classes] for result in (first, second)]
+    sizes = [{(axis, row.group_size) for axis, row in rows} for rows in both]
+    shared = {axis for axis, _ in sizes[0]} & {axis for axis, _ in sizes[1]}
+    resized = shared & {axis for axis, _ in sizes[0] ^ sizes[1]}
+    mine, theirs = (
+        grouped(
+            [((row.kind, axis, None if axis in resized else row.bytes), row) for axis, row in rows]
+        )
+        for rows in both
+    )
     changes = [
         _class_change(key, mine.get(key, ()), theirs.get(key, ()), first, second)
         for key in dict.fromkeys((*mine, *theirs))

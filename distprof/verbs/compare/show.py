@@ -202,11 +202,7 @@ def _certainty(comparison: Comparison) -> str:
     if not all(run.num_steps for run in runs):
         return ""
     traced = "traced steps" if any(run.is_traced for run in runs) else "steps without a profiler"
-    if (
-        _is_traced(comparison)
-        and comparison.first.num_steps == 1
-        and (comparison.second.num_steps == 1 and bool(comparison.parts))
-    ):
+    if _is_traced(comparison) and comparison.parts and all(run.num_steps == 1 for run in runs):
         return "There is one mean traced step per run, so chance cannot be ruled out."
     if step.trend == "unknown":
         return f"Medians of {runs[0].num_steps} and {runs[1].num_steps} {traced}."

@@ -65,7 +65,7 @@ class Sender:
         # distprof reports failures itself
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         self._observed, self._rank = observed, rank
-        self._waiting: deque[tuple[int, StepRecord]] = deque()
+        self._waiting: deque[StepRecord] = deque()
         self.num_dropped = 0
         observed.on_step(self._keep)
         self._resource = Resource.create(
@@ -107,9 +107,8 @@ class Sender:
     def _keep(self, rank: int, step: StepRecord) -> None:
         if self._rank is None:
             self._rank = rank  # ranks come in ascending order
-        if rank != self._rank:
-            return
-        self._waiting.append((rank, step))
+        if rank == self._rank:
+            self._waiting.append(step)
         if len(self._waiting) > MAX_WAITING:
             self._waiting.popleft()
             self.num_dropped += 1
@@ -117,12 +116,8 @@ class Sender:
     def _declare(self) -> None:
         """Create an instrument for every family; unknown values are not observed."""
         meter = self._meters.get_meter("distprof", __version__)
-        makers = {
-            "counter": meter.create_observable_counter,
-            "gauge": meter.create_observable_gauge,
-        }
         for family in all_families():
-            makers[family.kind](
+            getattr(meter, f"create_observable_{family.kind}")(
                 name_of(family),
                 callbacks=[self._callback(family)],
                 unit=unit_of(family),
@@ -139,7 +134,7 @@ class Sender:
 
         return observe
 
-    def _made(self, steps: Iterable[tuple[int, StepRecord]]) -> Sequence[ReadableSpan]:
+    def _made(self, steps: Iterable[StepRecord]) -> Sequence[ReadableSpan]:
         """One span per step, each in a separate trace: a trace of the whole run would never end."""
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -149,13 +144,13 @@ class Sender:
         provider = TracerProvider(resource=self._resource, shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(kept))
         tracer = provider.get_tracer("distprof", __version__)
-        for rank, step in steps:
+        for step in steps:
             known = {"tokens": step.tokens, "samples": step.samples, "loss": step.loss}
             span = tracer.start_span(
                 "step",
                 start_time=step.start_ns,
                 attributes={
-                    "distprof.rank": rank,
+                    "distprof.rank": self._rank or 0,
                     "distprof.step": step.step,
                     "distprof.is_traced": step.is_traced,
                     **{f"distprof.{key}": v for key, v in known.items() if v is not None},

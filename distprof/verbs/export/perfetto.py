@@ -152,15 +152,13 @@ class _TimeLine:
     def _rank(self, rank: Rank) -> None:
         examined, packets = self._examined, self._file.sequence()
         try:
-            known = self._examined.analyses.wait_ends.get(rank.rank)
+            unknown = np.full(len(rank.collectives), ABSENT, np.int64)
             self.num_slices += RankTracks(
                 run=examined.run,
                 rank=rank,
                 clock=self._clock,
                 arrivals=self._arrivals[rank.rank],
-                wait_end_ns=np.full(len(rank.collectives), ABSENT, np.int64)
-                if known is None
-                else known,
+                wait_end_ns=examined.analyses.wait_ends.get(rank.rank, unknown),
                 analysis=examined.analyses.get(rank.rank),
                 slow=[one for one in examined.report.stragglers.sets if rank.rank in one.ranks],
                 steps=self._choice.steps,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -283,9 +284,5 @@ def acknowledgement(baseline: BaselineFile, metric: str, now_ns: int) -> Acknowl
 
 def baseline_values(baseline: BaselineFile, metric: str) -> tuple[list[float], list[int]]:
     """Values of all sessions, and the number of the session of each value, for ``decide``."""
-    found = [
-        (value, number)
-        for number, session in enumerate(baseline.sessions)
-        for value in session.values.get(metric, ())
-    ]
-    return [value for value, _ in found], [number for _, number in found]
+    found = [session.values.get(metric, ()) for session in baseline.sessions]
+    return [*chain(*found)], [number for number, values in enumerate(found) for _ in values]

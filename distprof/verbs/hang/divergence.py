@@ -328,7 +328,11 @@ class _Rows:
         kind = _column(members, lambda m: m.dump.entries["kind"][m.collectives].astype(np.int64))
         self.kind = np.where(kind == CollectiveKind.UNKNOWN, ABSENT, kind)[chosen]
         self.elements = _column(members, _elements)[chosen]
-        self.dtype = _dtypes(members)[chosen]
+        codes = {"": ABSENT}  # consistent across all dumps
+        self.dtype = _column(
+            members,
+            lambda m: m.dump.entries.coded("in_dtype").take(m.collectives).numbered(codes),
+        )[chosen]
         self.starts = runs_of(self.seq)[0]
 
     def first_difference(self, values: Int64Array) -> int | None:
@@ -359,17 +363,6 @@ def _elements(member: Member) -> Int64Array:
     one = names.take(rows).where([any(w in v for w in _ONE_TENSOR) for v in names.values])
     compared = np.isin(kind, _EQUAL_SIZES) | (np.isin(kind, _EQUAL_IN_ONE_TENSOR) & one)
     return np.where(compared, entries["in_elements"][rows], ABSENT)
-
-
-def _dtypes(members: Sequence[Member]) -> Int64Array:
-    """Codes of data types, consistent across all dumps."""
-    codes: dict[str, int] = {"": ABSENT}
-    parts = []
-    for member in members:
-        dtypes = member.dump.entries.coded("in_dtype").take(member.collectives)
-        table = [codes.setdefault(value, len(codes)) for value in dtypes.values]
-        parts.append(np.array(table or [0], dtype=np.int64)[dtypes.codes])
-    return np.concatenate(parts)
 
 
 def _point(group: JobGroup, kind: HangKind, seq: int, found: list[tuple[Member, int]]) -> Point:

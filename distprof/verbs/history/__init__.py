@@ -245,9 +245,8 @@ class _Judge(msgspec.Struct, frozen=True, kw_only=True):
         self, before: Sequence[_Commit], this: _Commit, noise: float | None
     ) -> Decision:
         """Earlier commits are sessions, and this commit is another one."""
-        found = [(value, n) for n, commit in enumerate(before) for value in commit.values]
-        sessions = [number for _, number in found]
-        values = [value for value, _ in found]
+        values = [value for commit in before for value in commit.values]
+        sessions = [number for number, commit in enumerate(before) for _ in commit.values]
         return self._decide(values, this.values, sessions=sessions, session_noise=noise)
 
     def _decide(

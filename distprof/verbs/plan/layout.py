@@ -55,11 +55,6 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         if not LEAST_EFFICIENCY <= self.link_efficiency <= 1:
             raise UsageError(f"the efficiency of links must be from {LEAST_EFFICIENCY:g} to 1")
 
-    @property
-    def num_nodes(self) -> int:
-        """Number of fast domains in use."""
-        return -(-self.num_gpus // self.per_node)
-
     def path(self, size: int, stride: int) -> Path:
         """The path between members of the first group, one of the most spread out of its kind."""
         domain = min(self.per_node, self.num_gpus)

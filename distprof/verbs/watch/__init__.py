@@ -158,13 +158,8 @@ class Lasting:
         self._state.observe(np.array([is_above]))
 
     @property
-    def count(self) -> int:
-        """In how many of the last steps it was above the limit."""
-        return int(self._state.counts[0])
-
-    @property
     def is_on(self) -> bool:
-        """Whether these are too many."""
+        """Whether it was above the limit in too many of the last steps."""
         return bool(self._state.is_on[0])
 
 

@@ -291,6 +291,7 @@ def input_bound_by_log(
         return
     is_usual = timer.median_ns > timer.mean_ns / 2
     of = f"of each {log.unit}" if is_usual else "of its time"
+    named = f"timer {timer.name!r}" if {*timer.name} & {*"_-"} else "own timer"  # as printed
     usual = f" Half of the reports show {format_duration(timer.median_ns)} or less."
     late = next((note for note in log.unavailable if note.endswith(AWAITED)), "")
     who, _, rest = late.partition(" take")
@@ -300,7 +301,7 @@ def input_bound_by_log(
         headline=f"{who} {does} {format_ratio(timer.ratio)} {of} for input{others * bool(late)}",
         message=(
             f"{format_duration(timer.mean_ns)} of {format_duration(log.mean_ns)}, according to the "
-            f"program's timer {timer.name!r}.{'' if is_usual else usual}"
+            f"program's {named}.{'' if is_usual else usual}"
         ),
         fix=advice("input-bound", "rank" if late else "log"),
         cost_ns_per_step=timer.mean_ns,

@@ -29,7 +29,7 @@ from distprof.sections.nccl.rules import (
 from distprof.sections.shares import StepTimes
 from distprof.sections.table import counted
 from distprof.terms import Confidence, NcclRemark, Severity
-from distprof.units import capitalized, few_names
+from distprof.units import capitalized, few_names, verb
 
 _MOST_CARDS = 4
 _GPUS_OF_A_HOST = 8
@@ -102,18 +102,22 @@ def _by_choice(nccl: NcclResult) -> Iterator[Draft]:
         message=(
             f"NCCL uses sockets{over_cards(nccl)} for everything between nodes{seen}{_why(nccl)}."
         ),
-        fix=_access(nccl),
+        fix=_ON_ONE_HOST * (not several) + _access(nccl),
         confidence=Confidence.INFERRED,
         severity=None if several else Severity.INFO,
         evidence=("nccl.networks", "nccl.hosts"),
     )
 
 
+_ON_ONE_HOST = "With all ranks on one host, this costs nothing. "
+
+
 def _access(nccl: NcclResult) -> str:
     """What to do so that NCCL uses another network, by the log's reason why it does not."""
     why = why_not_fast(nccl)
-    kind = "misnamed" if " fits " in why else "disabled" if " is set" in why else "unavailable"
-    return advice("nccl-over-sockets", kind)
+    kinds = {" fits ": "misnamed", " is set": "disabled", "libfabric": "plugin"}
+    fitting = (kind for sign, kind in kinds.items() if sign in why)
+    return advice("nccl-over-sockets", next(fitting, "unavailable"))
 
 
 def _why(nccl: NcclResult) -> str:
@@ -208,6 +212,7 @@ def unused_network_cards(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:
     """
     if not has_log(nccl):
         return
+    yield from _fewer_cards(nccl)
     alone = [host for host in nccl.hosts if len(host.cards) == 1 and host.links]
     alone = [host for host in alone if host.num_processes >= _MANY_GPUS]  # between them
     allowed = setting_of(nccl, "NCCL_IB_HCA")
@@ -237,9 +242,28 @@ def unused_network_cards(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:
             f"for {worst.num_processes} GPUs on {worst.host}, where "
             f"{few_names(idle, _MOST_NAMED)} {'is' if len(idle) == 1 else 'are'} unused."
         ),
-        fix=advice("unused-network-cards"),
+        fix=advice("unused-network-cards", "unused"),
         confidence=Confidence.INFERRED,
         ranks=tuple(sorted(rank for host in found for rank in host.ranks)),
+        evidence=("nccl.hosts",),
+    )
+
+
+def _fewer_cards(nccl: NcclResult) -> Iterator[Draft]:
+    """Hosts that lack RDMA cards which others of the job have."""
+    hosts = {host.host: {*host.cards} for host in nccl.hosts if host.links and host.num_processes}
+    whole = max(hosts.values(), key=len, default=set())
+    short = {name: sorted(whole - cards) for name, cards in hosts.items() if cards < whole}
+    if not short or nccl.num_jobs > 1 or 2 * len(short) > len(hosts):
+        return
+    host, lost = min(short.items())
+    fewer = counted(len(hosts[host]), "network card")
+    also = f"; {len(short) - 1:,} more hosts lack cards, too" if len(short) > 1 else ""
+    yield Draft(
+        headline=f"NCCL finds {fewer} on {host}, {len(whole)} elsewhere",
+        message=f"{few_names(lost, _MOST_NAMED)} {verb(lost, 'are')} missing there{also}.",
+        fix=advice("unused-network-cards", "missing"),
+        confidence=Confidence.MEASURED,
         evidence=("nccl.hosts",),
     )
 

@@ -47,9 +47,14 @@ def forced_nccl_settings(
         named = {name: one for name, one in named.items() if not name.startswith("NCCL_P2P")}
     if not named:
         return
-    parts = [f"{name}={value} ({what})" for name, (value, what) in named.items()]
+    shown = {f"{name}={value}": what for name, (value, what) in named.items()}
+    slow = {one: SAYS["slowest"][one] for one in shown if one in SAYS["slowest"]}
+    parts = [f"{one} ({what})" for one, what in (slow | shown | slow).items()]
     is_only_known = nccl.num_files > 0 and not nccl.num_texts  # nothing shows what NCCL uses
-    is_heavy = is_only_known or bool(named.keys() & {*SAYS["inside"], "NCCL_IB_HCA"})
+    # A host of two GPUs may have a single card
+    is_large = bool(nccl.transports) or any(host.num_processes > 2 for host in nccl.hosts)
+    heavy = {*SAYS["inside"], *["NCCL_IB_HCA"] * is_large}
+    is_heavy = is_only_known or bool(slow or named.keys() & heavy)
     settings, names = counted(len(parts), "setting"), few_names([*named], 2)
     yield Draft(
         headline=f"{settings} of the environment {verb(parts, 'restrict')} NCCL: {names}",
@@ -74,6 +79,7 @@ def shared_memory_inside_node(nccl: NcclResult, limits: Limits) -> Iterator[Draf
         # From what NCCL says of GPUs, where the log names no connection
         by = "NVLink" if any(remark.value == "NVLink" for remark in refused) else "PCIe"
         most = max(remark.num_processes for remark in refused)
+        refusal = "linked" if by == "NVLink" else "refused"
         value = setting_of(nccl, "NCCL_P2P_DISABLE")
         because = f"; NCCL_P2P_DISABLE is set to {value}" if value else ""
         yield Draft(
@@ -82,7 +88,7 @@ def shared_memory_inside_node(nccl: NcclResult, limits: Limits) -> Iterator[Draf
                 f"NCCL says that access by {by} is disabled, so that every byte between GPUs goes "
                 f"through CPU memory{because}."
             ),
-            fix=advice("shared-memory-inside-node", "set" if value else "refused"),
+            fix=advice("shared-memory-inside-node", "set" if value else refusal),
             confidence=Confidence.INFERRED,
             evidence=("nccl.remarks", "nccl.settings"),
         )

@@ -282,7 +282,7 @@ def slower_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]
     now, usual = format_duration(slow.duration_ns), format_duration(slow.usual_ns)
     kind = "at-once" if slow.last_iteration is None else "for-a-time"
     those = f"{log.unit.capitalize()}s"
-    headline = f"{those} take {times} as long {slow.when(log.unit)}"
+    headline = f"{those} take {times} as long {slow.when(log.unit, log.iterations_per_report)}"
     message = f"They take {now}, the others {usual}."
     if slow.is_gradual:
         kind, message = "gradual", f"They take {usual} at first and {now} later."

@@ -105,7 +105,7 @@ def device_errors(telemetry: TelemetryResult) -> Iterator[Draft]:
     for number, errors in sorted(by_number, key=lambda e: (not meaning_of(e[0]).is_hardware, e[0])):
         meaning = meaning_of(number)
         when = f", {'first ' if errors.count > 1 else ''}at {errors.time}" if errors.time else ""
-        ran = f", in {errors.process}" if errors.process else ""
+        ran = f", in {errors.process}" if errors.process and len({*errors.devices}) == 1 else ""
         undated = "" if errors.time or errors.is_dated else "; the log does not show when"
         bad = Severity.ERROR if errors.is_dated else Severity.WARNING
         is_one = errors.count == 1 and not errors.is_dated  # a line may stand for several
