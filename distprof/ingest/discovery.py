@@ -45,8 +45,10 @@ _OPERATION_SIGNS = (b'"model_chunk"', b'"mb_id"')
 # rank-0, rank_3, rank00003, rank3_trace, worker3, _r3; dynolog and tensorboard_trace_handler write
 # a host and a process id instead, and neither is a rank.
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker|r)[-_.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
+# Also train-5501233.0.out of SLURM's %j.%t; with an underline, tasks of an array are other jobs
 _NUMBERED = re.compile(
-    r"(?:(?:log|out(?:put)?|err|std(?:out|err)|proc(?:ess)?|gpu|task)[-_.]?)?(\d{1,5})(?:\.[a-z]+)*",
+    r"(?:.{0,99}(?<!\d)\d{4,12}[-.]|(?:log|out(?:put)?|err|std(?:out|err)|proc(?:ess)?|gpu|task)"
+    r"[-_.]?)?(\d{1,5})(?:\.[a-z]+)*",
     re.IGNORECASE,
 )
 
@@ -93,13 +95,15 @@ def rank_in_name(path: str) -> int | None:
 def ranks_in_names(paths: Sequence[str]) -> list[int | None]:
     """The rank of each log in its name; without any, the number of its file or folder.
 
-    Numbers (``0/stderr.log``, ``out.1``) are ranks if all of several files have one, from 0 on.
+    Numbers (``0/stderr.log``, ``out.1``) are ranks if all of several files have one, from 0 on, and
+    most of them are there.
     """
     ranks = [*map(rank_in_name, paths)]
     last = (reversed(PurePosixPath(path.replace("\\", "/")).parts[-2:]) for path in paths)
     found = [next(filter(None, map(_NUMBERED.fullmatch, parts)), None) for parts in last]
     numbers = [None if one is None else int(one[1]) for one in found]
-    is_numbered = {*numbers} == {*range(len({*numbers}))} != {0}
+    known = {number for number in numbers if number is not None}
+    is_numbered = None not in numbers and 0 in known and 0 < max(known) < 2 * len(known)
     return numbers if is_numbered and {*ranks} == {None} else ranks
 
 

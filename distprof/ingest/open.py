@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import glob
 import math
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, nullcontext
@@ -12,7 +14,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from msgspec.structs import replace
 
 from distprof.artefacts import NCCL_LOG_FILE, OUTPUT_FILE, RANK_DIR_FORMAT
@@ -22,7 +23,7 @@ from distprof.bounds import expanded
 from distprof.errors import DistprofError, InputError
 from distprof.ingest.assemble import assemble_run, recent_part, same_steps
 from distprof.ingest.cache import is_temporary
-from distprof.ingest.discovery import Discovery, TraceFile, discover, rank_in_name
+from distprof.ingest.discovery import Discovery, TraceFile, discover, ranks_in_names
 from distprof.ingest.executor import (
     Outcome,
     ProcessExecutor,
@@ -306,6 +307,7 @@ def _ranks_and_gaps(
 
 _MAX_FILES = 256  # that are checked: a folder with more holds something else
 _MAX_NAMED = 4
+_ATTEMPT = re.compile(r"[/\\]attempt_(\d{1,5})[/\\]")  # of torchrun, which starts ranks again
 SourceFile = tuple[Source[Any], str]  # a kind of source, and a file or folder of that kind
 
 
@@ -313,20 +315,41 @@ def open_folder(source: str) -> Run | None:
     """The run in the files of a folder; None for anything else, or if none of them is a source.
 
     One file of each kind is read, and those that can accompany a recording are joined. Several logs
-    of a training program belong to one job if they report the same iterations.
+    of a training program are those of ranks, or of runs that are compared.
     """
-    sources = _sources_inside(source)
+    sources, log, speeds = _with_one_log(_sources_inside(source))
     if not sources:
         return None
-    chosen = _one_of_each(source, sources)
-    (kind, path), *others = chosen
+    (kind, path), *others = _one_of_each(source, sources)
     run = kind.run_of(path)
     for other, place in others:
         run = other.joined(run, place) if other.name else run
-    if num_others := len(sources) - len(chosen):
-        message = f"{num_others} more logs report the same iterations: distprof reads {path}."
-        run = replace(run, gaps=(*run.gaps, Gap(what="assumed", message=message)))
-    return run
+    if log is None or run.get(TrainingLog) is None:
+        return run
+    from distprof.ingest.kinds.small_tables import scaling_in
+
+    run, table = replace(run.having(log), source=source), scaling_in(speeds)
+    return run if table is None or table.names else run.having(table)
+
+
+def _with_one_log(sources: list[SourceFile]) -> tuple[list[SourceFile], TrainingLog | None, str]:
+    """The sources with one of several logs of a training program, which says what all of them say.
+
+    Of runs, also their speeds, as lines of text.
+    """
+    from distprof.ingest.kinds.logs import TRAINING_LOG
+
+    paths = [path for kind, path in sources if kind is TRAINING_LOG]
+    if len(paths) < 2:
+        return sources, None, ""
+    from distprof.ingest.training_logs.read import read_several
+
+    attempts = [(_ATTEMPT.search(path) or ("", ""))[1] for path in paths]
+    last = max(attempts, key=lambda attempt: (len(attempt), attempt))
+    paths = [path for path, one in zip(paths, attempts, strict=True) if one in ("", last)]
+    log, speeds = read_several(paths, ranks_in_names(paths))
+    others = [one for one in sources if one[0] is not TRAINING_LOG]
+    return [(TRAINING_LOG, log.files[0]), *others], log, speeds
 
 
 def files_of_evidence(sources: Sequence[str]) -> list[str]:
@@ -334,68 +357,60 @@ def files_of_evidence(sources: Sequence[str]) -> list[str]:
     paths: list[str] = []
     for source in sources:
         inside = () if fitting_kind(source) is not None else _sources_inside(source)
+        one_log, _, speeds = _with_one_log([*inside])
+        inside = inside if speeds else one_log  # runs, of which any may be that of the recording
         chosen = _one_of_each(source, [one for one in inside if one[0].name])
         paths += [path for _, path in chosen] or [source]
     return paths
 
 
 def _one_of_each(source: str, sources: Sequence[SourceFile]) -> list[SourceFile]:
-    """One file of each kind, in the order of kinds."""
+    """The file of each kind, in the order of kinds; InputError for several of one kind."""
     ordered = sorted(sources, key=lambda one: (one[0].place, one[1]))
     by_kind = grouped([(one[0].place, one) for one in ordered])
-    return [_only_one(source, several) for several in by_kind.values()]
+    most = max(by_kind.values(), key=len, default=[])
+    if len(most) > 1:
+        kind, path = most[0]
+        names = [other.removeprefix(f"{Path(expanded(source))}/") for _, other in most]
+        raise InputError(
+            source,
+            expected="the files of one job",
+            found=f"{len(most)} sources of one kind ({kind.origin}): "
+            f"{few_names(names, _MAX_NAMED)}",
+            fix=f"name one of them: distprof analyze {path}",
+        )
+    return [several[0] for several in by_kind.values()]
 
 
 def _sources_inside(source: str) -> list[SourceFile]:
     """Files and folders below a folder that are of a known kind."""
     root = Path(expanded(source))
-    if "://" in source or not root.is_dir():
+    if "://" in source or root.is_file():
         return []
     sources: list[SourceFile] = []
+    known: dict[str, Source[Any]] = {}  # by names without numbers: those of ranks are alike
     num_files = 0
-    for parent, folders, names in walked(root):
+    matching = [(str(root), list[str](), [*_matching(source)])]
+    for parent, folders, names in walked(root) if root.is_dir() else matching:
         folder_kind = fitting_kind(parent) if Path(parent) != root else None
         if folder_kind is not None:
             folders.clear()
             sources.append((folder_kind, parent))
             continue
-        files = [str(Path(parent, name)) for name in names if not name.startswith(".")]
-        num_files += len(files)
-        if num_files > _MAX_FILES:
-            return []
-        sources += [(kind, path) for path in files if (kind := fitting_kind(path)) is not None]
+        for path in (str(Path(parent, name)) for name in names if not name.startswith(".")):
+            alike = re.sub(r"\d+", "0", path)
+            num_files += alike not in known
+            if num_files > _MAX_FILES:
+                return []
+            kind = known.get(alike)
+            kind = kind if kind is not None and kind.fits(path) else fitting_kind(path)
+            if kind is not None:
+                known[alike] = kind
+                sources.append((kind, path))
     return sources
 
 
-def _only_one(source: str, candidates: Sequence[SourceFile]) -> SourceFile:
-    """The file to read, of several of one kind and, as far as distprof can tell, of one job."""
-    if len(candidates) == 1:
-        return candidates[0]
-    from distprof.ingest.kinds.logs import TRAINING_LOG
-
-    kind = candidates[0][0]
-    if kind is TRAINING_LOG:
-        logs = [(path, TRAINING_LOG.read(path)) for _, path in candidates]
-        if _same_job(logs):
-            return kind, max(logs, key=lambda one: one[1].num_reports)[0]
-    names = [str(Path(path).relative_to(Path(expanded(source)))) for _, path in candidates]
-    raise InputError(
-        source,
-        expected="the files of one job",
-        found=f"{len(names)} sources of one kind ({kind.origin}): {few_names(names, _MAX_NAMED)}",
-        fix=f"name one of them: distprof analyze {candidates[0][1]}",
-    )
-
-
-def _same_job(logs: Sequence[tuple[str, TrainingLog]]) -> bool:
-    """Whether logs report the same iterations, with the same losses or from named ranks."""
-    are_ranks = len({rank_in_name(path) for path, _ in logs} - {None}) == len(logs)
-    one = logs[0][1]
-    for _, other in logs[1:]:
-        common, here, there = np.intersect1d(one.iteration, other.iteration, return_indices=True)
-        mine, theirs = one.loss[here], other.loss[there]
-        known = ~np.isnan(mine) & ~np.isnan(theirs)
-        agrees = np.allclose(mine[known], theirs[known], rtol=1e-4) if known.any() else are_ranks
-        if not len(common) or one.origin != other.origin or not agrees:
-            return False
-    return True
+def _matching(pattern: str) -> Iterator[str]:
+    """The files that a pattern names, by their absolute paths."""
+    found = map(Path, sorted(glob.glob(expanded(pattern), recursive=True)))  # noqa: PTH207
+    return (str(path.absolute()) for path in found if path.is_file())

@@ -291,6 +291,7 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
 
     origin: str  # Program that printed the log, for example ``Megatron-LM``.
     files: tuple[str, ...] = ()  # Paths as the user named them.
+    whose: str = ""  # Of several files, the one that the reports are of, or its rank.
     iteration: Int64Array  # int64, number of the (last) iteration of a report, or ABSENT.
     span: Int64Array  # int64, number of iterations that a report is the mean of, at least 1.
     duration_ns: Int64Array  # int64, time of one iteration, or ABSENT.

@@ -720,7 +720,7 @@ def _is_torn(lines: Sequence[str]) -> bool:
     return any(1 < widths[at] < min(widths[at + 1 : at + 3], default=0) for at in rulers)
 
 
-def _scaling(text: str) -> ScalingTable | None:
+def scaling_in(text: str) -> ScalingTable | None:
     """Throughput by the number of GPUs or nodes; None if the numbers are not in order."""
     lines = _lines(text)
     if _are_unlike(lines) or _is_torn(lines) or _PATTERNS["own_jobs"].search(text):
@@ -1069,7 +1069,7 @@ def fits_scaling(source: str) -> bool:
 
     Logs of several jobs count, each below a heading with its number of GPUs.
     """
-    table = _scaling(text := _text(source))
+    table = scaling_in(text := _text(source))
     if not table or (table.names and fits_operator_table(source)):
         return False
     headings = filter(_PATTERNS["heading"].fullmatch, text.splitlines())
@@ -1086,7 +1086,9 @@ def _text(source: str) -> str:
     return "" if _PATTERNS["page"].search(text) else text
 
 
-def read_scaling(source: str, of: Callable[[str], ScalingTable | None] = _scaling) -> ScalingTable:
+def read_scaling(
+    source: str, of: Callable[[str], ScalingTable | None] = scaling_in
+) -> ScalingTable:
     """Read throughput by the number of GPUs, or what else a function finds in a text."""
     data = unwrapped(whole(source, SCALING_BOUND.num_bytes, _refuse_scaling))
     return of(data.decode("utf-8", "replace")) or _refuse_scaling(source, "fewer than two")
@@ -1105,8 +1107,8 @@ SCALING = Source(
 
 def _told(text: str) -> ScalingTable | None:
     """Numbers of GPUs, if sentences say the same without a log; else what a text compares."""
-    table = _scaling("\n".join(filter(_PATTERNS["prose"].search, text.splitlines())))
-    return table if table and not table.names and table == _scaling(text) else _compared(text)
+    table = scaling_in("\n".join(filter(_PATTERNS["prose"].search, text.splitlines())))
+    return table if table and not table.names and table == scaling_in(text) else _compared(text)
 
 
 def fits_compared(source: str) -> bool:

@@ -22,7 +22,15 @@ from distprof.bounds import Patterns, byte_patterns_beside, table_beside
 from distprof.ingest.output.read import prefix_rank
 from distprof.run.logs import TrainingFacts, TrainingLog
 from distprof.schema import ABSENT, Floats, Int64Array
-from distprof.units import NS_PER_S, format_duration, format_ratio
+from distprof.units import (
+    NS_PER_S,
+    capitalized,
+    few_names,
+    format_duration,
+    format_ratio,
+    name_ranks,
+    verb,
+)
 
 RATES = ("samples_per_s", "tokens_per_s", "tokens_per_s_per_device", "tflops", "loss")
 
@@ -228,6 +236,8 @@ _FEWEST, _APART, _LEAST_EXCESS = 3, 1.2, 0.05
 TYPED, RUN, AGAIN = "timed phases", "Run number ", "Part by part"
 """Beginning of the name of a log that someone typed, and of notes on several runs in a text."""
 
+FILE = "“"  # Beginning of a note on the slowest of several runs, by its file
+
 
 USE = "Use of the GPU: "  # Beginning of a note on the share of its peak
 
@@ -267,7 +277,7 @@ def to_log(
     lost = chosen.num_not_finite
     if lost and (chosen.rows[-1].loss is None or 20 * lost > len(chosen.rows)):  # it stays so
         notes.append(NOTES["not_finite"].format(lost, len(chosen.rows)))
-    rows, kept = _of_one_rank(chosen.rows, chosen.timers, notes)
+    rows, kept, whose = _of_one_rank(chosen.rows, chosen.timers, notes)
     timers = {name: _timer(values, kept, len(rows)) for name, values in chosen.timers.items()}
     known = [row.duration_ns for row in rows if row.duration_ns is not None]
     if known and not median(known):
@@ -281,6 +291,7 @@ def to_log(
     return TrainingLog(
         origin=chosen.name,
         files=tuple(files),
+        whose=whose,
         iteration=iteration,
         span=_spans(rows),
         duration_ns=_ints(row.duration_ns or None for row in rows),  # less than a digit is none
@@ -319,46 +330,64 @@ def _has_times(grammar: Grammar) -> tuple[bool, bool, bool]:
 
 def _of_one_rank(
     rows: Sequence[Row], timers: Mapping[str, TimerValues], notes: list[str]
-) -> tuple[list[Row], Int64Array]:
-    """Reports of one rank, and the position of each report among them, ABSENT if dropped."""
+) -> tuple[list[Row], Int64Array, str]:
+    """Reports of one of several ranks, their positions, ABSENT if dropped, and its name."""
     ranks = {row.rank for row in rows}
     if len(ranks) < 2 or len({row.iteration for row in rows}) == len(rows):  # as of "10: loss"
-        return list(rows), np.arange(len(rows), dtype=np.int64)
+        return list(rows), np.arange(len(rows), dtype=np.int64), ""
     counts = Counter(row.rank for row in rows)
     rank = max(counts, key=lambda r: (counts[r], -(r if r is not None else _LARGEST)))
     found = [("", row.rank, row.duration_ns) for row in rows]
     for name, each in timers.items():
         found += ((name, rows[at].rank, ns) for at, ns in zip(each.report, each.ns, strict=True))
-    notes += slow_rank(found)
+    late, slow = slow_rank(found)
+    rank = next((one for one in ranks if late == f"rank {one}"), rank)
+    notes += slow
     notes.append(f"{len(ranks):,} ranks printed reports: distprof uses those of rank {rank}.")
     mine = np.fromiter((row.rank == rank for row in rows), bool, len(rows))
     place = np.where(mine, np.cumsum(mine) - 1, ABSENT)
-    return [row for row in rows if row.rank == rank], place
+    return [row for row in rows if row.rank == rank], place, f"rank {rank}"
 
 
 def slow_rank(
-    found: Iterable[tuple[str, int | None, int | None]], fewest: int = _FEWEST
-) -> list[str]:
-    """A note on the rank whose time is far above that of all others: names, ranks, and ns.
+    found: Iterable[tuple[str, int | str | None, int | None]], fewest: int = _FEWEST
+) -> tuple[str, list[str]]:
+    """The rank whose time is far above that of most, and a note: names, ranks or files, and ns.
 
-    A rank spends longer in what waits for others the less it is late, so that does not count.
+    A rank spends longer in what waits for others the less it is late, so that does not count, but
+    its wait for input does.
     """
-    times: dict[str, dict[int, list[int]]] = {"": {}}
+    times: dict[str, dict[str, list[int]]] = {"": {}}
     for name, rank, ns in found:
-        if ns and rank is not None and not _PATTERNS["waits"].search(name.encode()):
-            times.setdefault(name, {}).setdefault(rank, []).append(ns)
-    least = _LEAST_EXCESS * median([ns for each in times[""].values() for ns in each] or [math.inf])
-    notes = [(least, "")]
+        if ns is not None and rank is not None:
+            whose = rank if isinstance(rank, str) else f"rank {rank}"
+            times.setdefault(name, {}).setdefault(whose, []).append(ns)
+    every = sorted(median(each) for each in times[""].values()) or [math.inf]
+    notes = [(False, _LEAST_EXCESS * median(every), "", "")]
     for name, of in times.items():
         usual = sorted((median(each), rank) for rank, each in of.items() if len(each) >= fewest)
-        if len(usual) > 1 and usual[-1][0] > _APART * usual[-2][0]:
-            (rest, _), (longest, of_rank) = usual[-2:]
+        most = range((len(usual) + 1) // 2, len(usual))
+        at = max(most, key=lambda k: usual[k][0] - usual[k - 1][0], default=0)
+        is_input = bool(_PATTERNS["input"].search(name.encode()))
+        waits = not is_input and _PATTERNS["waits"].search(name.encode())
+        if at and not waits and usual[at][0] > _APART * usual[at - 1][0]:
+            rest, longest, late = usual[at - 1][0], usual[at][0], [rank for _, rank in usual[at:]]
+            far = f"{capitalized(named(late))} {verb(late, 'take')} {format_duration(longest)}"
             what = f"for {name}" if name else "per iteration"
-            others = "other" if len(usual) == 2 else f"{len(usual) - 1:,} others at most"
-            far = f"Rank {of_rank} takes {format_duration(longest)} {what}"
-            note = f"{far}, the {others} {format_duration(rest)}."
-            notes.append((longest - rest, note))
-    return [note for _, note in [max(notes)] if note]
+            others = "other" if at == 1 else f"{at:,} others at most"
+            is_even = len(every) == len(usual) and every[-1] < _APART * every[0]
+            end = NOTES["awaited"] if is_input and is_even else "."
+            note = f"{far} {what}, the {others} {format_duration(rest)}{end}"
+            notes.append((is_input, longest - rest, late[-1], note))
+    *_, slowest, note = max(one for one in notes if one[1] >= notes[0][1])
+    return slowest, [note] * bool(note)
+
+
+def named(ranks: Sequence[str]) -> str:
+    """For example ``ranks 4-7`` of ``rank 4``, ``rank 5``, …; the first ones of files."""
+    numbers = [rank.removeprefix("rank ") for rank in ranks]
+    are_known = all(map(str.isdecimal, numbers))
+    return name_ranks(map(int, numbers)) if are_known else few_names(ranks, _FEWEST)
 
 
 def _ticks(rows: Sequence[Row]) -> Iterator[tuple[int, int, int]]:

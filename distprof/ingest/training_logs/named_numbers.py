@@ -200,7 +200,8 @@ class NamedNumbersGrammar(Grammar):
         is_of_each = not (_left(found) or _is_since_start(found))
         if is_of_each:
             of = ((one.row.rank, {"": one.time, **one.phases}.items()) for one in self._found)
-            self.notes += slow_rank((n, rank, s_to_ns(t)) for rank, each in of for n, t in each)
+            times = ((n, rank, s_to_ns(t)) for rank, each in of for n, t in each)
+            self.notes += slow_rank(times)[1]
         is_of_step = found[0].is_bare and is_of_each
         stamped = _by_stamps(found)
         if span > 1 and is_of_step and stamped is not None:

@@ -6,11 +6,14 @@ its signs, so other lines cost next to nothing. The grammar that finds the most 
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby, pairwise
 from math import ceil, floor
+from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
@@ -24,6 +27,7 @@ from distprof.ingest.files import DAMAGE, Blocks, beginning, opened, read_some, 
 from distprof.ingest.training_logs.counters import CountersGrammar
 from distprof.ingest.training_logs.grammar import (
     AGAIN,
+    FILE,
     NOTES,
     RUN,
     TYPED,
@@ -31,6 +35,8 @@ from distprof.ingest.training_logs.grammar import (
     Grammar,
     best_of,
     byte_patterns,
+    named,
+    slow_rank,
     to_log,
     use_notes,
 )
@@ -45,7 +51,7 @@ from distprof.ingest.training_logs.trainers import BarGrammar, LightningGrammar,
 from distprof.ingest.wrapped import unwrapped
 from distprof.run.logs import TrainingLog
 from distprof.schema import ABSENT
-from distprof.units import format_duration
+from distprof.units import few_names, format_duration, name_ranks, verb
 
 _JSON = (".json", ".json.gz")
 _SMALL = 1 << 16
@@ -64,6 +70,7 @@ _APART, _NAMED_APART, _ASKED_APART, _SHOWN_APART = 1.2, 1.1, 1.5, 1.02
 
 _ROUND = 10  # Steps that someone chose are a multiple of that.
 _MANY_REPORTS = 1_000
+_COMPARED, _MOST_NAMED = 512, 6  # Last reports of each of several logs, and logs that are named
 _FEWEST, _MOST_STARTS = 3, 7
 """Fewest reports of each run, and most starts: of more, an epoch numbers its iterations anew."""
 
@@ -303,14 +310,7 @@ def _slowest_start(log: TrainingLog) -> TrainingLog:
     starts = known[1:][(np.diff(log.iteration[known]) < 0) | are_whole].tolist()
     if not starts or not (log.unit == "epoch" or len(starts) <= _MOST_STARTS):
         return log
-    parts = [
-        replace(
-            log,
-            **{k: v[a:b] for k, v in asdict(log).items() if isinstance(v, np.ndarray)},
-            timers={name: column[a:b] for name, column in log.timers.items()},
-        )
-        for a, b in pairwise([0, *starts, len(log.iteration)])
-    ]
+    parts = [_part(log, a, b) for a, b in pairwise([0, *starts, len(log.iteration)])]
     timed = [one for one in parts if min(len(one.iteration), 1 + len(one.steady_ns)) >= _FEWEST]
     timed = timed or [one for one in parts if len(one.steady_ns)]
     what, times = _times(timed)
@@ -330,6 +330,13 @@ def _slowest_start(log: TrainingLog) -> TrainingLog:
     return replace(timed[-1], notes=(note, *kept))
 
 
+def _part(log: TrainingLog, start: int, end: int | None = None) -> TrainingLog:
+    """The log with some of its reports; the others may be forgotten."""
+    columns = {k: v[start:end].copy() for k, v in asdict(log).items() if isinstance(v, np.ndarray)}
+    timers = {name: column[start:end].copy() for name, column in log.timers.items()}
+    return replace(log, **columns, timers=timers)
+
+
 def _of_unknown(blocks: Iterable[bytes]) -> Grammar:
     """What a log holds whose program is unknown: reports, phases of an iteration, or epochs."""
     numbers, phases, counters = NamedNumbersGrammar(), PhasesGrammar(), CountersGrammar()
@@ -344,6 +351,100 @@ def _of_unknown(blocks: Iterable[bytes]) -> Grammar:
         if grammar.rows:
             return grammar
     return numbers
+
+
+def read_several(paths: Sequence[str], ranks: Sequence[int | None]) -> tuple[TrainingLog, str]:
+    """One of several logs, with what all of them say, and the speeds of runs as lines of text.
+
+    ``ranks`` are those in their names. InputError if none can be read.
+    """
+    root = os.path.commonpath([Path(path).parent for path in paths])
+    names = [os.path.relpath(path, root) for path in paths]
+    are_ranks, known = None not in ranks, {rank for rank in ranks if rank is not None}
+    are_all = are_ranks and len(known) == len(paths)  # else those of each host
+    is_certain = are_all and all("rank" in name.lower() for name in names)
+    names = [f"rank {rank}" for rank in ranks] if are_all else names
+    logs: dict[str, TrainingLog] = {}
+    for path, name in zip(paths, names, strict=True):
+        with suppress(InputError):
+            logs[name] = _part(read_training_log(path), -_COMPARED)
+    logs = logs or {paths[0]: read_training_log(paths[0])}
+    if is_certain or _are_of_one_job([*logs.values()], are_ranks=are_ranks):
+        logs = logs if are_all else {f"file {name}": logs[name] for name in logs}
+        whose, notes, speeds = *_of_ranks(logs), ""
+        silent = {*range(max(known, default=0))} - known if are_all else ()
+        if 0 < len(silent) < len(known):
+            notes.append(NOTES["missing"].format(name_ranks(silent)))
+    else:
+        whose, notes, speeds = _of_runs(logs)
+    log = read_training_log(logs[whose].files[0])
+    files = dict.fromkeys((*log.files, *(one.files[0] for one in logs.values())))
+    return replace(log, files=(*files,), whose=whose, notes=(*notes, *log.notes)), speeds
+
+
+def _of_ranks(logs: Mapping[str, TrainingLog]) -> tuple[str, list[str]]:
+    """The slowest rank, or the one with most reports, and notes on it and on silent ones."""
+    times = (
+        (name, whose, ns)
+        for whose, log in logs.items()
+        for name, column in {"": log.duration_ns, **log.timers}.items()
+        for ns in column[log.is_steady & (column != ABSENT)].tolist()
+    )
+    slow, notes = slow_rank(times)
+    longest = max(logs, key=lambda whose: logs[whose].num_reports)
+    lasts = {whose: int(log.iteration[-1]) for whose, log in logs.items()}
+    (end, num), *_ = Counter(lasts.values()).most_common(1)
+    behind = {whose: end - last for whose, last in lasts.items() if last != end}
+    by = sorted({*behind.values()})
+    is_cut = len(behind) > 1 and by[-1] <= np.median(np.diff(logs[longest].iteration))  # by a copy
+    is_cut |= len({one.num_restarts for one in logs.values()}) > 1  # their numbers start again
+    if by and by[0] > 0 and len(behind) <= num and not is_cut:
+        early, spans = named([*behind]), " to ".join(f"{n:,}" for n in {by[0]: 0, by[-1]: 0})
+        ends, unit = verb(behind, "end"), logs[longest].unit
+        notes.append(NOTES["ends"].format(early, ends, spans, unit, num, "s" * (num > 1)))
+        notes.append(NOTES["silent"].format(early))
+    return slow or longest, notes
+
+
+def _are_of_one_job(logs: Sequence[TrainingLog], *, are_ranks: bool) -> bool:
+    """Whether the programs that printed logs wait for each other, or have the same losses."""
+    times = [log.median_step_ns or 0 for log in logs]
+    if len({log.origin for log in logs}) > 1 or max(times) > _NAMED_APART * min(times):
+        return False
+    losses = [dict(zip(log.iteration.tolist(), log.loss.tolist(), strict=True)) for log in logs]
+    common = set.intersection(*map(set, losses))
+    rows = np.array([[each[number] for number in common] for each in losses])
+    known = rows[:, np.isfinite(rows).all(axis=0)]
+    are_same = known.size > 0 and bool(np.allclose(known, known[0], rtol=1e-4))
+    return bool(common) and (are_ranks or are_same)
+
+
+def _of_runs(logs: Mapping[str, TrainingLog]) -> tuple[str, list[str], str]:
+    """The slowest of several runs, a note on them, and their speeds by the number of GPUs."""
+    what, times = _times([*logs.values()])
+    order = sorted(zip(times, logs, strict=True), reverse=True)
+    (longest, slow), (shortest, fast) = order[0], order[-1]
+    least, most = (format_duration(ns or None) for ns in (shortest, longest))
+    each = few_names([f"{name} {format_duration(ns or None)}" for ns, name in order], _MOST_NAMED)
+    notes = [NOTES["runs"].format(least, most, what, each)]
+    if not shortest or len({log.origin for log in logs.values()}) > 1:
+        return slow, notes, FILE
+    if longest > _NAMED_APART * shortest:
+        ratio = f"{longest / shortest:.2f} times as long as “{fast}”"
+        notes = [f"{FILE}{slow}” takes {most} per {what}, {ratio}.", *notes][: len(logs) - 1]
+    lines = (_speed(name, logs[name], ns, what) for name, ns in zip(logs, times, strict=True))
+    return slow, notes, "\n".join(lines)
+
+
+def _speed(name: str, log: TrainingLog, ns: int, what: str) -> str:
+    """For example ``8gpu log: 412 samples/s``; a time if the log does not give the batch."""
+    rates = log.tokens_per_s_per_device[np.isfinite(log.tokens_per_s_per_device)]
+    speed = f"{ns / 1e9:.6g} s per {what}"
+    if len(rates):
+        speed = f"{np.median(rates):.6g} tokens/s per GPU"
+    elif what in ("sample", "token") or np.isfinite(log.samples_per_s).any():
+        speed = f"{1e9 / ns:.6g} samples/s"
+    return f"{f'{log.world_size} GPUs' if log.world_size else re.sub('[_.]', ' ', name)}: {speed}"
 
 
 _refuse = refusing(

@@ -212,7 +212,7 @@ class ReportGrammar(Grammar):
         if self._means:
             self._separate()
         whole = [("", 0, row.duration_ns) for row in self.rows]
-        self.notes += slow_rank([*whole, *self._of_ranks], fewest=1) if self._of_ranks else []
+        self.notes += slow_rank([*whole, *self._of_ranks], fewest=1)[1] if self._of_ranks else []
         known = [row.duration_ns / 1e6 for row in self.rows if row.duration_ns]
         if self._waits and known and (wait := median(self._waits)) > _LONG_WAIT * median(known):
             self.notes.append(NOTES["slower_ones"].format(format_duration(1e6 * wait)))

@@ -20,13 +20,15 @@ from distprof.sections.base import Result
 from distprof.units import unit_of
 
 _SHORT_WAIT = 0.1  # of an iteration
-INPUT_TIMER = re.compile(table_beside(__package__, "phases.toml")["input"])
+_READERS = "distprof.ingest.training_logs"
+INPUT_TIMER = re.compile(table_beside(_READERS, "trainers.toml")["patterns"]["input"])
 """Names of timers around the wait for the next batch, as programs print them."""
 
 LONG_REDUCTION = 0.15  # Share of an iteration from which the gradients' reduction is a finding
 MIN_RECURRING = 5  # Number of slow iterations from which they count as recurring
 
 _TRAINS = ("Lightning", "MMEngine", "Detectron2", "wav2letter")  # cut or not, they are of training
+AWAITED = table_beside(_READERS, "notes.toml")["awaited"]  # Ends a note on a rank's late input
 ONLY_FIRST = "Only the first report, which does not count,"  # has timers: a note's beginning
 
 
@@ -80,6 +82,9 @@ class TrainingLogResult(Result, frozen=True, kw_only=True):
 
     # Program that wrote the log, for example ``Megatron-LM``; empty without a log.
     origin: str = ""
+    num_files: int = 0  # Files that were read.
+    # Of several files, the one that the figures are of, or its rank, for example ``rank 3``.
+    whose: str = ""
     num_reports: int = 0  # Reports on iterations.
     num_steady: int = 0  # Steady reports, which the figures cover.
     first_iteration: int | None = None  # Iteration number of the first report; None if not printed.

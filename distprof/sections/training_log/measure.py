@@ -80,6 +80,8 @@ def analyze_training_log(run: Run) -> TrainingLogResult:
     losses: list[float | None] = log.loss[np.isfinite(log.loss)].tolist() or [None]
     return TrainingLogResult(
         origin=log.origin,
+        num_files=len(log.files),
+        whose=log.whose,
         num_reports=len(log.iteration),
         first_iteration=int(iteration[0]) if len(iteration) else None,
         last_iteration=int(iteration[-1]) if len(iteration) else None,

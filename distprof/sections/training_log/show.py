@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from distprof.bounds import table_beside
 from distprof.escape import MAX_HEADLINE
-from distprof.ingest.training_logs.grammar import AGAIN, AXES, OF_THE_JOB, RUN, TYPED, USE
+from distprof.ingest.training_logs.grammar import AGAIN, AXES, FILE, OF_THE_JOB, RUN, TYPED, USE
 from distprof.sections.base import VerdictText
 from distprof.sections.nccl.show import jobs_fact, nccl_verdict, told
 from distprof.sections.parts import is_recorded
@@ -88,7 +88,9 @@ def training_verdict(report: Report) -> VerdictText:
     )
     reasons = tuple(dict.fromkeys(each for each in why if each and each not in line))
     compared = scaling_lines(report.scaling_table)
-    of_log = next((note for note in log.unavailable if note.startswith((RUN, AGAIN))), "")
+    of_log = next((note for note in log.unavailable if note.startswith((RUN, AGAIN, FILE))), "")
+    if log.num_files > 1 and compared:  # files, of numbers of GPUs
+        line, of_log = of_log or line, ""
     of_runs = of_log or (compared[0] if compared else "")  # printed times before typed ones
     has_phases = bool(_shares(log)) and not compared
     lead = (line, of_runs) if has_phases else (of_runs, line)  # what takes most comes first
@@ -109,6 +111,7 @@ def training_origin(report: Report) -> str:
     facts = [
         f"log of {log.origin}",
         counted(log.world_size, "rank") if log.world_size else "",
+        counted(log.num_files, "file") if log.num_files > 1 else "",
         counted(log.num_reports, "report"),
         f"NCCL logs from {counted(num_nccl, 'file')}" if num_nccl else "",
         jobs_fact(report.nccl),

@@ -14,7 +14,7 @@ from distprof.sections.shares import StepTimes
 from distprof.sections.step_log import StepLogResult
 from distprof.sections.stragglers import StragglersResult
 from distprof.sections.summaries import InputReadinessResult
-from distprof.sections.training_log import TrainingLogResult
+from distprof.sections.training_log import AWAITED, TrainingLogResult
 from distprof.terms import Confidence, Severity, StragglerCause, StragglerPattern
 from distprof.units import few_names, format_duration, format_ratio
 
@@ -293,13 +293,17 @@ def input_bound_by_log(
     of = f"of each {log.unit}" if is_usual else "of its time"
     named = f"timer {timer.name!r}" if {*timer.name} & {*"_-"} else "own timer"  # as printed
     usual = f" Half of the reports show {format_duration(timer.median_ns)} or less."
+    late = next((note for note in log.unavailable if note.endswith(AWAITED)), "")
+    who, _, rest = late.partition(" take")
+    who = who or f"The training loop{f' of {log.whose}' * bool(log.whose)}"
+    does, others = "wait" if rest[:1] == " " else "waits", ", and the others wait for it"
     yield Draft(
-        headline=f"The training loop waits {format_ratio(timer.ratio)} {of} for input",
+        headline=f"{who} {does} {format_ratio(timer.ratio)} {of} for input{others * bool(late)}",
         message=(
             f"{format_duration(timer.mean_ns)} of {format_duration(log.mean_ns)}, according to the "
             f"program's {named}.{'' if is_usual else usual}"
         ),
-        fix=advice("input-bound", "log"),
+        fix=advice("input-bound", "rank" if late else "log"),
         cost_ns_per_step=timer.mean_ns,
         confidence=Confidence.INFERRED,
         evidence=("training_log.timers",),
