@@ -34,6 +34,7 @@ ENTRIES = {
 
 NAMED = {
     "no-gpudirect": {"nvidia", *SAYS["makers"]},
+    "nccl-over-sockets": {"unavailable", *SAYS["access"].values()},
     "scaling-loss-dominated": {*CAUSES},
     "uneven-operations": {*CauseKind},
     "unexplained-loss": {*CHANGES},

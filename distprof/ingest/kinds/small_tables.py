@@ -345,12 +345,12 @@ def _whole(text: str | None) -> int | None:
 
 
 def _number(text: str | None) -> float | None:
-    """A number with or without commas between thousands; None for anything else."""
+    """A number with or without commas between thousands; None for anything else, as one cut off."""
     try:
-        value = float((text or "").replace(",", ""))
+        value = float((text := text or "").replace(",", ""))
     except ValueError:
         return None
-    return value if abs(value) < _LARGEST else None
+    return value if abs(value) < _LARGEST and text[-1:] != "." else None
 
 
 COLLECTIVE_SUMMARY = Source(

@@ -20,6 +20,7 @@ from distprof.units import NS_PER_S, format_bytes, format_duration, format_ratio
 
 _NO_BACKWARD = "the trace lacks the launches that show when backward begins"
 
+_LATE = ("Rank ", "Ranks ", "Some ranks wait")  # Beginnings of notes on ranks that others wait for
 _SAME_SPAN = 0.05  # Timers that add up to an iteration but for this share cover it
 
 LATE_RATIO = 0.9
@@ -368,7 +369,7 @@ def gradient_reduction_by_log(
     from distprof.sections.training_log.show import reduction  # drawing needs numpy, rules do not
 
     timer, ratio, of = reduction(log)
-    is_late = stragglers.ranks or any(note.startswith("Rank ") for note in log.unavailable)
+    is_late = stragglers.ranks or any(n.startswith(_LATE) for n in log.unavailable)
     if timer is None or ratio < limits["share"] or is_late:  # which says more
         return
     whole = timer.mean_ns / ratio
