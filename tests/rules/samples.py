@@ -1039,7 +1039,8 @@ def by_log(timer: str, mean_ms: int) -> Results:
         ratio=mean_ms / 2_000,
     )
     alone = changed(healthy(), StragglersResult, ranks=())
-    log = training_log(timers=(printed,), last_loss=2.3, compute_ratio=0.7, ideal_bubble_ratio=0.3)
+    mesh = {"tp": 1, "pp": 1, "dp": 4}
+    log = training_log(timers=(printed,), last_loss=2.3, compute_ratio=0.7, mesh=mesh)
     return {**alone, TrainingLogResult: log}
 
 
