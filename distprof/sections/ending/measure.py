@@ -683,9 +683,10 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     if not events:
         return None
     root = _root(output)
-    summed = [e for e in events if root and e.file == root.file
-              and 0 < e.line - root.line <= _OF_A_FAILURE and "traceback :" in e.text]  # fmt: skip
-    events = summed or events  # the summary of torchrun names the first failure last
+    summed = [e for e in events if root and e.file == root.file and e.line > root.line]
+    near = [e for e in summed if root and e.line <= root.line + _OF_A_FAILURE]
+    if any("traceback :" in e.text for e in near):
+        events = summed  # the summary of torchrun names the first failure last
     head = _first_of(events)
     tries = [e for e in events if e.file == head.file and abs(e.line - head.line) <= _NEAR_LINES]
     event = min(tries, key=_precedence)
