@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum, StrEnum
 
 UNKNOWN_AXIS = "unknown"
@@ -210,3 +211,12 @@ class Confidence(StrEnum):
     MEASURED = "measured"
     INFERRED = "inferred"
     MODELLED = "modelled"
+
+
+INPUT_TIMER = re.compile(
+    r"^(?:data|input|load|fetch)(?:[_ ]?(?:time|wait|load\w{0,6}))?$"
+    r"|^batch-generator$|train_dataloader_next$|^get_train_batch$|^dataloader"
+)
+"""Names of timers around the wait for the next batch, as programs print them."""
+
+AWAITED = ": they wait for it."  # Ends a note on a rank's late input.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import glob
 from collections.abc import Sequence
+from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -18,15 +20,31 @@ _MAX_ENTRIES = 10_000
 
 
 def single_source(sources: tuple[str, ...]) -> str:
-    """The only source; if there are several, the shell has probably expanded a pattern."""
-    if len(sources) == 1:
+    """The only source; of several files, the pattern that the shell has probably expanded."""
+    if len({*sources}) == 1:
         return sources[0]
+    if pattern := _pattern_of(sources):
+        return pattern
     folders = {str(Path(source).parent) for source in sources}
     folder = folders.pop() if len(folders) == 1 else "FOLDER"
     raise UsageError(
-        f"{len(sources)} sources, but distprof analyses one run at a time: "
-        f"name their folder ({folder}), or put the pattern in quotes"
+        f"{len(sources)} sources that no pattern names without others, but distprof analyses one "
+        f"run at a time: put them into a folder of their own (now {folder}), and name it"
     )
+
+
+def _pattern_of(sources: tuple[str, ...]) -> str:
+    """A pattern of these files and no others; empty if neither form of it is one."""
+    start, end = _common(sources), _common([name[::-1] for name in sources])[::-1]
+    end = end[max(len(start) + len(end) - min(map(len, sources)), 0) :]
+    parts = {name[len(start) : len(name) - len(end)] for name in sources}
+    tried = ("*", f"[{''.join(sorted(parts))}]" if {*map(len, parts)} == {1} else "*")
+    patterns = (f"{glob.escape(start)}{any_of}{glob.escape(end)}" for any_of in tried)
+    return next((one for one in patterns if {*glob.glob(one)} == {*sources}), "")  # noqa: PTH207
+
+
+def _common(names: Sequence[str]) -> str:
+    return commonprefix(names)  # noqa: RUF071 - letters, not folders
 
 
 def spooled(source: str) -> str:

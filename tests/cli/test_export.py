@@ -149,7 +149,7 @@ def test_wrong_choices(capsys, options, said):
 
 
 def test_several_sources_are_refused(capsys):
-    assert main(["export", "perfetto", TRACES, TRACES, "-o", "x.pftrace"]) == 2
+    assert main(["export", "perfetto", TRACES, "elsewhere", "-o", "x.pftrace"]) == 2
     assert "one run at a time" in capsys.readouterr().err
 
 

@@ -49,6 +49,30 @@ def test_a_table_of_operators_is_read(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "table of operators · 1 row · no traces" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("ranks", [(0, 1, 2, 3), (0, 3), (2,)])
+def test_files_that_a_shell_names_are_one_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ranks: tuple[int, ...]
+) -> None:
+    line = "Epoch: [0][{}/900]\tTime 1.3 (1.3)\tData {} ({})\tLoss 6.9 (6.9)\n"
+    for rank in range(4):
+        waits = "0.930" if rank == 3 else "0.010"
+        text = "".join(line.format(step, waits, waits) for step in range(0, 100, 10))
+        (tmp_path / f"rank{rank}.log").write_text(text)
+    assert main(["analyze", *(str(tmp_path / f"rank{rank}.log") for rank in ranks)]) == 0
+    said = capsys.readouterr().out
+    assert (f" {len(ranks)} files " in said) == (len(ranks) > 1)
+    assert said.startswith("Rank 3 waits 71.5 % of each iteration for input") == (3 in ranks)
+
+
+def test_files_that_no_pattern_names_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a.log", "job.out", "other.out"):
+        (tmp_path / name).write_text("x\n")
+    assert main(["analyze", str(tmp_path / "a.log"), str(tmp_path / "job.out")]) == 2
+    assert "put them into a folder of their own" in capsys.readouterr().err
+
+
 def test_traces_of_installed_packages_are_of_no_job(tmp_path: Path) -> None:
     demo = tmp_path / ".venv-like" / "lib" / "site-packages" / "demo"
     demo.mkdir(parents=True)

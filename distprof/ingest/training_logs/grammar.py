@@ -22,6 +22,7 @@ from distprof.bounds import Patterns, byte_patterns_beside, table_beside
 from distprof.ingest.output.read import prefix_rank
 from distprof.run.logs import TrainingFacts, TrainingLog
 from distprof.schema import ABSENT, Floats, Int64Array
+from distprof.terms import AWAITED, INPUT_TIMER
 from distprof.units import (
     NS_PER_S,
     capitalized,
@@ -368,7 +369,7 @@ def slow_rank(
         usual = sorted((median(each), rank) for rank, each in of.items() if len(each) >= fewest)
         most = range((len(usual) + 1) // 2, len(usual))
         at = max(most, key=lambda k: usual[k][0] - usual[k - 1][0], default=0)
-        is_input = bool(_PATTERNS["input"].search(name.encode()))
+        is_input = bool(INPUT_TIMER.search(name))
         waits = not is_input and _PATTERNS["waits"].search(name.encode())
         if at and not waits and usual[at][0] > _APART * usual[at - 1][0]:
             rest, longest, late = usual[at - 1][0], usual[at][0], [rank for _, rank in usual[at:]]
@@ -376,7 +377,7 @@ def slow_rank(
             what = f"for {name}" if name else "per iteration"
             others = "other" if at == 1 else f"{at:,} others at most"
             is_even = len(every) == len(usual) and every[-1] < _APART * every[0]
-            end = NOTES["awaited"] if is_input and is_even else "."
+            end = AWAITED if is_input and is_even else "."
             note = f"{far} {what}, the {others} {format_duration(rest)}{end}"
             notes.append((is_input, longest - rest, late[-1], note))
     *_, slowest, note = max(one for one in notes if one[1] >= notes[0][1])

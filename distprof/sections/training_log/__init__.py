@@ -9,26 +9,20 @@ Source: formula sheet, "Pipeline bubble", for the ideal idle share of a pipeline
 
 from __future__ import annotations
 
-import re
 from typing import ClassVar
 
 import msgspec
 
 from distprof.artefacts.record import Record
-from distprof.bounds import table_beside
 from distprof.sections.base import Result
+from distprof.terms import INPUT_TIMER
 from distprof.units import unit_of
 
 _SHORT_WAIT = 0.1  # of an iteration
-_READERS = "distprof.ingest.training_logs"
-INPUT_TIMER = re.compile(table_beside(_READERS, "trainers.toml")["patterns"]["input"])
-"""Names of timers around the wait for the next batch, as programs print them."""
-
 LONG_REDUCTION = 0.15  # Share of an iteration from which the gradients' reduction is a finding
 MIN_RECURRING = 5  # Number of slow iterations from which they count as recurring
 
 _TRAINS = ("Lightning", "MMEngine", "Detectron2", "wav2letter")  # cut or not, they are of training
-AWAITED = table_beside(_READERS, "notes.toml")["awaited"]  # Ends a note on a rank's late input
 ONLY_FIRST = "Only the first report, which does not count,"  # has timers: a note's beginning
 
 

@@ -17,7 +17,6 @@ from distprof.run.run import Run
 from distprof.schema import ABSENT, Floats, Int64Array
 from distprof.sections.table import counted
 from distprof.sections.training_log import (
-    INPUT_TIMER,
     MIN_RECURRING,
     ONLY_FIRST,
     SlowIteration,
@@ -25,6 +24,7 @@ from distprof.sections.training_log import (
     TrainingLogResult,
     TrainingTimer,
 )
+from distprof.terms import INPUT_TIMER
 from distprof.units import format_duration
 
 SLOW_RATIO = 1.2  # Ratio to the median of its neighbours above which an iteration is slow

@@ -14,8 +14,8 @@ from distprof.sections.shares import StepTimes
 from distprof.sections.step_log import StepLogResult
 from distprof.sections.stragglers import StragglersResult
 from distprof.sections.summaries import InputReadinessResult
-from distprof.sections.training_log import AWAITED, TrainingLogResult
-from distprof.terms import Confidence, Severity, StragglerCause, StragglerPattern
+from distprof.sections.training_log import TrainingLogResult
+from distprof.terms import AWAITED, Confidence, Severity, StragglerCause, StragglerPattern
 from distprof.units import few_names, format_duration, format_ratio
 
 
