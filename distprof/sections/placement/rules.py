@@ -72,12 +72,11 @@ def swappable(placement: PlacementResult) -> list[tuple[PlacedAxis, PlacedAxis]]
     if placement.order == "cyclic":
         return []
     axes = _known(placement)
-    found = []
-    for outer in axes:
-        inner = [axis for axis in axes if _could_swap(outer, axis, placement)]
-        if inner:
-            found.append((outer, max(inner, key=lambda axis: _NEED[axis.axis])))
-    return found
+    return [
+        (outer, max(inner, key=lambda axis: _NEED[axis.axis]))
+        for outer in axes
+        if (inner := [axis for axis in axes if _could_swap(outer, axis, placement)])
+    ]
 
 
 def exposed_ns(axes: Iterable[PlacedAxis], step: MeanStep) -> int:
