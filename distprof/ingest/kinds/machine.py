@@ -196,21 +196,17 @@ class _Block(msgspec.Struct):
         gpus = self.gpus
         cards = [name for name in self.names if name not in gpus]
         order = [self.names.index(name) for name in (*gpus, *cards)]
-        links = tuple(self._row(name, order) for name in (*gpus, *cards))
+        # a card without a row gets the links in the GPUs' rows
+        rows = (self.rows.get(name) or self._column(name) for name in (*gpus, *cards))
         return Machine(
             host=self.host or self.title * (is_one_of > 1),
             gpus=tuple(gpus),
             cards=tuple(self.card_names.get(name, name) for name in cards),
-            links=links,
+            links=tuple(tuple(row[column] for column in order) for row in rows),
             cpus=tuple("".join(self.affinity[name][:1]) for name in gpus),
             numa=tuple("".join(self.affinity[name][1:2]) for name in gpus),
             num_cut=self.num_cut,
         )
-
-    def _row(self, name: str, order: Sequence[int]) -> tuple[str, ...]:
-        """A row in the order of devices; a card without a row gets the links in the GPUs' rows."""
-        row = self.rows.get(name) or self._column(name)
-        return tuple(row[column] for column in order)
 
     def _column(self, name: str) -> list[str]:
         """What the rows say of a device: a path is the same both ways."""

@@ -127,12 +127,7 @@ class Inspection:
 
     def take(self, block: bytes) -> None:
         """Read a block of whole lines."""
-        rows: list[tuple[int, int, int, int, float]] = []
-        for line in self._lines(block):
-            row = self._row(line)
-            if row is not None:
-                rows.append(row)
-        if rows:
+        if rows := [row for row in map(self._row, self._lines(block)) if row is not None]:
             self._add(rows)
 
     def result(self, num_bytes: int, notes: Iterable[str]) -> InspectorLog:

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from msgspec.structs import replace
+
 from distprof.bounds import expanded, within
 from distprof.errors import InputError
 from distprof.ingest.files import DAMAGE, opened
@@ -202,7 +204,7 @@ class _Host:
     """Readers of the lines of one host."""
 
     def __init__(self, collector: Collector, name: str) -> None:
-        collector = collector.of_host(name) if name else collector
+        collector = replace(collector, host=name) if name else collector
         self._collector = collector
         self._table: QueryCsv | Dmon | AmdCsv | None = None
         self._scrapes = Scrapes(collector)

@@ -272,10 +272,6 @@ class Collector(msgspec.Struct):
         default_factory=lambda: {"monitor": {}, "query": {}, "table": {}}
     )
 
-    def of_host(self, name: str) -> Collector:
-        """A collector for the output of one host, with the same content."""
-        return replace(self, host=name)
-
     def sample(
         self,
         device: Identity,

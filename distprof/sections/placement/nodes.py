@@ -157,15 +157,12 @@ def find_domains(
         )
     if gpu is not None and gpu.gpus_per_domain is not None:
         return Domains(nodes, f"{gpu.title}: a node is a domain", bandwidth)
-    if gpu is None and _is_joined(machines_of(run)):
+    machines = machines_of(run)
+    are_joined = all(len(m.islands) == 1 and len(m.gpus) > 1 for m in machines)
+    if gpu is None and machines and are_joined:
         return Domains(nodes, "NVLink, from nvidia-smi topo -m: a node is a domain", bandwidth)
     notes = (_unknown(_device(run)),) if len(nodes) > 1 else ()
     return Domains(nodes, "nodes", bandwidth, notes)
-
-
-def _is_joined(machines: Sequence[Machine]) -> bool:
-    """Whether NVLink connects all GPUs of every machine that the user provided."""
-    return bool(machines) and all(len(m.islands) == 1 and len(m.gpus) > 1 for m in machines)
 
 
 def _device(run: Run) -> str:

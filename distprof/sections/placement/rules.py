@@ -72,12 +72,11 @@ def swappable(placement: PlacementResult) -> list[tuple[PlacedAxis, PlacedAxis]]
     if placement.order == "cyclic":
         return []
     axes = _known(placement)
-    found = []
-    for outer in axes:
-        inner = [axis for axis in axes if _could_swap(outer, axis, placement)]
-        if inner:
-            found.append((outer, max(inner, key=lambda axis: _NEED[axis.axis])))
-    return found
+    return [
+        (outer, max(inner, key=lambda axis: _NEED[axis.axis]))
+        for outer in axes
+        if (inner := [axis for axis in axes if _could_swap(outer, axis, placement)])
+    ]
 
 
 def exposed_ns(axes: Iterable[PlacedAxis], step: MeanStep) -> int:
@@ -232,15 +231,12 @@ def _may_be_of_experts(axis: str, *, is_expert: bool) -> bool:
     return axis == MeshAxis.EP.value or is_expert
 
 
-_OTHER_ORDERS = ("cyclic", "irregular")
-
-
 @rule("NET106", Severity.WARNING, min_step_ratio=worth(0.02))
 def group_straddles_nodes(placement: PlacementResult, times: StepTimes) -> Iterator[Draft]:
     """Process groups that would fit into one node span two because their size does not divide the
     ranks of a node.
     """
-    if placement.order in _OTHER_ORDERS:
+    if placement.order in ("cyclic", "irregular"):
         placed(placement)
         return  # the mesh may be laid out for this order
     for axis in crossing(placement):

@@ -129,12 +129,13 @@ def uneven_nccl_settings(nccl: NcclResult) -> Iterator[Draft]:
     """Ranks of one job use different versions of NCCL, or other values of one of its settings."""
     if not has_log(nccl):
         return
-    differences = [*_versions(nccl), *_values(nccl), *_missing(nccl)]
+    by_name = _by_name(nccl).items()
+    values = [f"{name} is {_sides(each)}" for name, each in by_name if _differs(each)]
+    differences = [*_versions(nccl), *values, *_missing(nccl)]
     if not differences:
         return
-    more = (
-        f"; {len(differences) - _MOST_NAMED} more differ" if len(differences) > _MOST_NAMED else ""
-    )
+    left = len(differences) - _MOST_NAMED
+    more = f"; {left} more differ" * (left > 0)
     yield Draft(
         headline=f"Ranks do not agree on {counted(len(differences), 'setting')} of NCCL",
         message=f"{'; '.join(differences[:_MOST_NAMED])}{more}.",
@@ -154,12 +155,6 @@ def _versions(nccl: NcclResult) -> Iterator[str]:
     ]
     if _differs(whole):
         yield f"The version of NCCL is {_sides(whole)}"
-
-
-def _values(nccl: NcclResult) -> Iterator[str]:
-    for name, settings in _by_name(nccl).items():
-        if _differs(settings):
-            yield f"{name} is {_sides(settings)}"
 
 
 def _differs(settings: Sequence[NcclSetting]) -> bool:
