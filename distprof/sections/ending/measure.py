@@ -1729,8 +1729,8 @@ def _is_launchers(event: OutputEvent) -> bool:
 def _waiting(output: JobOutput) -> EndingResult | None:
     """Ranks that still wait for others to start, at the end of the output."""
     done = max((e.line for e in _of(output, "joining") if "complete" in e.fields), default=0)
-    events = [e for e in _of(output, "waiting") if _is_at_end(e, output) and e.line > done
-              and not any(words().search("loss", line) for line in _after(e, output))]  # fmt: skip
+    events = [e for e in _of(output, "waiting") if _is_at_end(e, output) and e.line > done]
+    events = [e for e in events if not _has_loss(e, output)]
     gone = any("gone" in e.fields for e in _of(output, "closed"))  # agents end after ranks
     if events and _row(last := events[-1]).says:
         most = _NEAR_AGENT if "run" in last.fields else _LAST_LINES
