@@ -91,8 +91,7 @@ def _places(evidence: HangEvidence) -> Iterator[str]:
     by_call = grouped([(calls[0] if calls else "", rank) for rank, calls in stacks])
     for call, ranks in list(by_call.items())[:_MOST_NAMED]:
         if call:
-            text = name_ranks(ranks)
-            yield f"{capitalized(text)} {'are' if len(ranks) > 1 else 'is'} in {call}."
+            yield f"{capitalized(name_ranks(ranks))} {verb(ranks, 'are')} in {call}."
 
 
 def _in_flight(found: Diagnosis) -> Explanation:
