@@ -106,7 +106,7 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
         says = said_by(output) if waiting else ""
         held = [one for one in stacks if one.activity in ("lock", "lock file", "file lock")]
         held = held or [*(loads[:1] if of_worker else ())]
-        parts = [f"{_who(one)} {_verb(one)} in {_place(one)}" for one in held or stacks[-3:]]
+        parts = [_said(one, _place(one)) for one in held or stacks[-3:]]
         said = f"Stuck: {'; '.join(parts)}{of_worker}."
         if not held:
             told = "No stack shows a rank that the others wait for."
@@ -130,9 +130,10 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
         return replace(found, alternatives=once, next_steps=steps)
     ranks = tuple(sorted(rank for one in elsewhere for rank in one.ranks))
     common = {_function(call) for one in waiting for call in one.calls}
-    parts = [
-        f"{_who(one)} {_verb(one)} in {_place(one)}{_under(one, common)}" for one in elsewhere[:3]
-    ]
+    parts = []
+    for one in elsewhere[:3]:
+        by = "" if one.activity else _leaves(one, common)
+        parts.append(f"{_said(one, _place(one))}{by and f', called by {by}'}")
     others = sorted(rank for one in waiting for rank in one.ranks)
     count = sum(one.count for one in waiting)
     who = name_ranks(others) if len(others) == count else counted(count, "process")
@@ -185,9 +186,9 @@ def _steps(stacks: Sequence[EndingStack]) -> tuple[str, ...]:
 
 def _site(one: EndingStack) -> tuple[str, ...]:
     """The operation of a process and the calls that lead to it; empty if it is not named."""
-    call = _call(one)
-    own = [place for place in one.calls[one.calls.index(call) + 1 :] if place.count(":")]
-    return () if _WAIT.match(call) and not own else one.calls[one.calls.index(call) :]
+    call, outer = _call(one), _outer(one)
+    is_named = not _WAIT.match(call) or any(":" in place for place in outer)
+    return (call, *outer) if is_named else ()
 
 
 def _apart(waiting: Sequence[EndingStack]) -> EndingResult:
@@ -196,15 +197,12 @@ def _apart(waiting: Sequence[EndingStack]) -> EndingResult:
     common = set.intersection(*({*map(_function, one.calls)} for one in waiting))
     places: dict[str, EndingStack] = {}
     for one in waiting:
-        calls = one.calls[one.calls.index(_call(one)) + 1 :]
-        by = next((c for c in reversed(calls) if _function(c) not in common), "")
-        by = by or next((call for call in calls if call not in shared), "")
+        by = _leaves(one, common) or next((c for c in _outer(one) if c not in shared), "")
         place = f"{_call(one)}{f', called by {by}' if by else ''}"
         known = places.get(place, replace(one, ranks=(), count=0))
         ranks, count = (*known.ranks, *one.ranks), known.count + one.count
         places[place] = replace(known, ranks=ranks, count=count)
-    shown = [*places.items()][-4:]
-    parts = [f"{_who(one)} {_verb(one)} in {place}" for place, one in shown]
+    parts = [_said(one, place) for place, one in [*places.items()][-4:]]
     waiting = sorted(places.values(), key=lambda one: one.count)
     is_odd = len(waiting) > 1 and waiting[0].count < waiting[1].count
     return EndingResult(
@@ -226,15 +224,15 @@ def _who(one: EndingStack) -> str:
     return name_ranks(one.ranks) if len(one.ranks) == one.count else counted(one.count, "process")
 
 
-def _verb(one: EndingStack) -> str:
-    return "are" if one.count > 1 else "is"
+def _said(one: EndingStack, place: str) -> str:
+    return f"{_who(one)} {'are' if one.count > 1 else 'is'} in {place}"
 
 
 def _place(one: EndingStack) -> str:
     call, activity = _call(one), one.activity
     activity = "GPU" if re.match(r"(?:synchronize|item) \(", call) else activity
     name = words().activity[activity].place if activity else ""
-    by = next((at for at in one.calls[one.calls.index(call) + 1 :] if ".py:" in at), "")
+    by = next((at for at in _outer(one) if ".py:" in at), "")
     by = f", called by {by}" if by and activity in words().kinds["native"] else ""
     return f"{name} ({call}{by})" if name else call
 
@@ -244,12 +242,14 @@ def _function(call: str) -> str:
     return re.sub(r":\d+\)$", ")", call)
 
 
-def _under(one: EndingStack, common: Container[str]) -> str:
-    """Where the path of a process leaves that of others, if its call does not show it."""
-    call = _call(one)
-    outer = one.calls[one.calls.index(call) + 1 :]
-    left = next((place for place in reversed(outer) if _function(place) not in common), "")
-    return f", called by {left}" if left and not one.activity else ""
+def _leaves(one: EndingStack, common: Container[str]) -> str:
+    """Where the path of a process leaves that of others; empty if it does not."""
+    return next((place for place in reversed(_outer(one)) if _function(place) not in common), "")
+
+
+def _outer(one: EndingStack) -> tuple[str, ...]:
+    """The calls that lead to the one that shows what a process does."""
+    return one.calls[one.calls.index(_call(one)) + 1 :]
 
 
 def _call(one: EndingStack) -> str:

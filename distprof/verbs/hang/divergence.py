@@ -28,6 +28,7 @@ from distprof.verbs.hang.groups import JobGroup, Member
 _MESSAGE = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 
 _LATEST = 2**62
+MISMATCHES = (HangKind.KIND_MISMATCH, HangKind.SIZE_MISMATCH, HangKind.DTYPE_MISMATCH)
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +44,6 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     silent: tuple[int, ...] = ()  # Members that left no dump.
     # A member that launched it, and the row of its entry; None if no ring holds it.
     example: tuple[Member, int] | None = None
-    first_ns: int = _LATEST  # When the first rank launched it; a time far in the future if unknown.
     # Operations that the missing ranks launched instead, one sentence each.
     others: tuple[str, ...] = ()
 
@@ -51,6 +51,12 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     def blamed(self) -> tuple[int, ...]:
         """Ranks that others wait for: the missing ranks, or else those without a dump."""
         return self.missing or self.silent
+
+    @property
+    def first_ns(self) -> int:
+        """When the first rank launched it; far in the future if unknown, 0 for mismatches."""
+        created = _LATEST if self.example is None else _created_ns(*self.example)
+        return created if created > 0 or self.kind in MISMATCHES else _LATEST
 
 
 def behind_point(group: JobGroup) -> Point | None:
@@ -69,7 +75,7 @@ def behind_point(group: JobGroup) -> Point | None:
     seq = low + 1
     waiting = tuple(sorted(rank for rank, latest in known.items() if latest >= seq))
     missing = tuple(sorted(rank for rank, latest in known.items() if latest < seq))
-    return _never_launched(group, seq, waiting, missing)
+    return _in_group(group, HangKind.NEVER_LAUNCHED, seq, waiting, missing)
 
 
 def has_moved_on(point: Point) -> bool:
@@ -109,23 +115,29 @@ def silent_point(group: JobGroup) -> Point | None:
         return None
     seq = min(seq for seq, _ in pending)
     waiting = tuple(sorted(member.rank for at, member in pending if at == seq))
-    return _never_launched(group, seq, waiting, ())
+    return _in_group(group, HangKind.NEVER_LAUNCHED, seq, waiting, ())
 
 
-def _never_launched(
-    group: JobGroup, seq: int, waiting: tuple[int, ...], missing: tuple[int, ...]
+def _in_group(
+    group: JobGroup, kind: HangKind, seq: int, waiting: tuple[int, ...], missing: tuple[int, ...]
 ) -> Point:
-    example, first_ns = _example(group, seq, waiting)
+    """A point with the entry of the member that launched it first, if a ring holds one."""
+    members = [group.members[rank] for rank in sorted((*waiting, *missing))]
+    launches = [(member, row) for member in members if (row := member.row_of(seq)) is not None]
     return Point(
         group=group,
-        kind=HangKind.NEVER_LAUNCHED,
+        kind=kind,
         seq=seq,
         waiting=waiting,
         missing=missing,
         silent=group.silent,
-        example=example,
-        first_ns=first_ns,
+        example=min(launches, key=lambda one: _created_ns(*one) or _LATEST, default=None),
     )
+
+
+def _created_ns(member: Member, row: int) -> int:
+    """When a member launched an operation; 0 if unknown."""
+    return max(int(member.dump.entries["created_ns"][row]), 0)
 
 
 def _waits_in(member: Member) -> int | None:
@@ -148,18 +160,9 @@ def unfinished_point(group: JobGroup) -> Point | None:
         return None  # a rank has not even launched it
     states = {rank: _state(group.members[rank], seq) for rank in at}
     finished = [m.rank for m in recording if m.completed is not None and m.completed >= seq]
-    example, first_ns = _example(group, seq, at)
     kind, missing = _how_unfinished(states, is_finished_by_some=bool(finished))
-    return Point(
-        group=group,
-        kind=kind,
-        seq=seq,
-        waiting=tuple(sorted(set(at) - set(missing))) or at,
-        missing=missing,
-        silent=group.silent,
-        example=example,
-        first_ns=first_ns,
-    )
+    waiting = tuple(rank for rank in at if rank not in missing) or at
+    return _in_group(group, kind, seq, waiting, missing)
 
 
 def _state(member: Member, seq: int) -> int:
@@ -179,23 +182,6 @@ def _how_unfinished(
     if waiting:
         return HangKind.LAUNCHED_NOT_STARTED, tuple(sorted(waiting))
     return HangKind.STARTED_NOT_FINISHED, odd
-
-
-def _example(
-    group: JobGroup, seq: int, ranks: Sequence[int]
-) -> tuple[tuple[Member, int] | None, int]:
-    """The member that launched it first, the row of its entry, and the launch time."""
-    launches = []
-    for rank in ranks:
-        member = group.members[rank]
-        row = member.row_of(seq)
-        if row is not None:
-            created = int(member.dump.entries["created_ns"][row])
-            launches.append((created if created > 0 else _LATEST, rank, member, row))
-    if not launches:
-        return None, _LATEST
-    first = min(launches, key=lambda item: item[:2])
-    return (first[2], first[3]), first[0]
 
 
 def message_points(group: JobGroup) -> list[Point]:
@@ -234,8 +220,6 @@ def _unmatched(
         return None
     more, fewer = (sends, receives) if len(sends) > len(receives) else (receives, sends)
     waiter, waited = pair if more is sends else pair[::-1]
-    member, row = more[len(fewer)]
-    created = int(member.dump.entries["created_ns"][row])
     return Point(
         group=group,
         kind=HangKind.NEVER_LAUNCHED,
@@ -243,8 +227,7 @@ def _unmatched(
         waiting=(waiter,),
         missing=(waited,) if waited in group.members else (),
         silent=() if waited in group.members else (waited,),
-        example=(member, row),
-        first_ns=created if created > 0 else _LATEST,
+        example=more[len(fewer)],
     )
 
 
@@ -380,7 +363,6 @@ def _point(group: JobGroup, kind: HangKind, seq: int, found: list[tuple[Member, 
         missing=tuple(sorted(member.rank for member in odd)),
         silent=group.silent,
         example=None if row is None else (example, row),
-        first_ns=0 if row is None else int(example.dump.entries["created_ns"][row]),
         others=tuple(_others(odd, seq)),
     )
 

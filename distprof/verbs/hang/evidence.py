@@ -18,6 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from distprof.artefacts import FLIGHT_FILE, REQUESTS_DIR, RUN_FILE, STACKS_FILE
+from distprof.artefacts.record import grouped
 from distprof.artefacts.records import main_stack
 from distprof.bounds import expanded
 from distprof.errors import DistprofError, InputError, explaining
@@ -136,13 +137,14 @@ def find_files(
         head = _head(folder, file.name).lstrip()
         is_json = begins_object(head) and not _LOG.search(file.name)
         if dump is None and not (b"\0" in head or is_json or looks_like_dump(head)):
-            return folder, [], [LogFile(folder=folder, name=file.name, shown=file.name)], []
+            return folder, [], [_log(root.path)], []
         certain = DumpFile(folder=folder, name=file.name, shown=file.name, rank=0, is_certain=True)
         return folder, [dump or certain], [], []
     if not root.names() and set("*?[") & set(path):
-        return root, [], _globbed(path), []
+        return root, [], [*map(_log, paths_of_output(path))], []
     for folder, name, shown in _walk(root):
-        rank = _folder_rank(folder)
+        match = _RANK_FOLDER.match(folder.name)
+        rank = int(match[1]) if match else None
         if name == STACKS_FILE and rank is not None:
             stacks.append((rank, folder))
         elif _LOG.search(name) or NAME.search(name):
@@ -174,11 +176,6 @@ def _walk(root: Folder) -> Iterator[tuple[Folder, str, str]]:
                 ahead.append((folder.child(name), f"{prefix}{name}/", depth + 1))
 
 
-def _folder_rank(folder: Folder) -> int | None:
-    match = _RANK_FOLDER.match(folder.name)
-    return int(match[1]) if match else None
-
-
 def _dump_file(folder: Folder, name: str, shown: str, rank: int | None) -> DumpFile | None:
     """A dump, recognised by its name, or by a number in its name and the start of its content."""
     if rank is not None and name in (FLIGHT_FILE, f"{FLIGHT_FILE}.gz"):
@@ -193,12 +190,10 @@ def _dump_file(folder: Folder, name: str, shown: str, rank: int | None) -> DumpF
     return DumpFile(folder=folder, name=name, shown=shown, rank=number)
 
 
-def _globbed(pattern: str) -> list[LogFile]:
-    """The files of a pattern, as logs."""
-    files = map(Path, paths_of_output(pattern))
-    return [
-        LogFile(folder=Folder(str(file.parent)), name=file.name, shown=file.name) for file in files
-    ]
+def _log(path: str) -> LogFile:
+    """A file that was named by itself or by a pattern."""
+    file = Path(path)
+    return LogFile(folder=Folder(str(file.parent)), name=file.name, shown=file.name)
 
 
 def _head(folder: Folder, name: str) -> bytes:
@@ -350,11 +345,8 @@ def _with_steps(evidence: HangEvidence, job: RunDirectory) -> HangEvidence:
     dumped = {dump.rank: dump.written_ns for dump in evidence.dumps}
     old = [rank for rank, written in dumped.items() if is_stale(written, steps.get(rank))]
     ends = [entry.exit.ended_ns for entry in job.job.ranks if entry.exit and entry.exit.ended_ns]
-    seen = {
-        rank: max(times)
-        for rank in folders
-        if (times := [t for t in (taken.get(rank), dumped.get(rank)) if t is not None])
-    }
+    known = [(rank, at) for some in (taken, dumped) for rank, at in some.items() if at is not None]
+    seen = {rank: max(times) for rank, times in grouped(known).items()}
     notes = list(evidence.notes)
     if stale:
         notes.append(words().says("stale stacks", who=name_ranks(stale)))

@@ -11,7 +11,7 @@ from distprof.artefacts.record import grouped
 from distprof.sections.ending.words import words
 from distprof.units import capitalized, format_duration, name_ranks, verb
 from distprof.verbs.hang import HangEvidence, HangKind, HangState, Stop
-from distprof.verbs.hang.divergence import Point, waits
+from distprof.verbs.hang.divergence import MISMATCHES, Point, waits
 from distprof.verbs.hang.roots import Root
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 _MOST_NAMED = 4
 _MOST_ROOTS = 3  # in the verdict; the table lists all
-_MISMATCHES = (HangKind.KIND_MISMATCH, HangKind.SIZE_MISMATCH, HangKind.DTYPE_MISMATCH)
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,9 +31,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     next_steps: tuple[str, ...] = ()
 
 
-def explain(
-    found: Diagnosis, evidence: HangEvidence, suspects: tuple[int, ...] = ()
-) -> Explanation:
+def explain(found: Diagnosis, evidence: HangEvidence, suspects: tuple[int, ...]) -> Explanation:
     """Explain a diagnosis in sentences."""
     if found.state is HangState.NO_HANG:
         return _no_hang(found, evidence)
@@ -94,8 +91,7 @@ def _places(evidence: HangEvidence) -> Iterator[str]:
     by_call = grouped([(calls[0] if calls else "", rank) for rank, calls in stacks])
     for call, ranks in list(by_call.items())[:_MOST_NAMED]:
         if call:
-            text = name_ranks(ranks)
-            yield f"{capitalized(text)} {'are' if len(ranks) > 1 else 'is'} in {call}."
+            yield f"{capitalized(name_ranks(ranks))} {verb(ranks, 'are')} in {call}."
 
 
 def _in_flight(found: Diagnosis) -> Explanation:
@@ -126,7 +122,7 @@ def _sentence(root: Root, evidence: HangEvidence) -> str:
     point, who, what = root.point, name_ranks(root.ranks), operation_text(root.point)
     if root.in_circle:
         return f"Deadlock: {who} wait for each other, first in {what}."
-    if point.kind in _MISMATCHES:
+    if point.kind in MISMATCHES:
         if not point.waiting:
             return f"{who} disagree on {what}: their operations, sizes or data types differ."
         return words().says(point.kind, what=what, who=who)
@@ -236,7 +232,7 @@ def _all_steps(
 
 def _next_steps(root: Root, unfinished: Point | None, evidence: HangEvidence) -> Iterator[str]:
     kind = root.point.kind
-    if kind in _MISMATCHES:
+    if kind in MISMATCHES:
         yield words().says("compare paths", who=name_ranks(root.ranks))
         return
     if unfinished is not None or kind is not HangKind.NEVER_LAUNCHED:

@@ -113,9 +113,7 @@ def _states(report: HangReport, column: _Column, ranks: Sequence[int]) -> np.nda
     waiting = {p.rank for p in report.ranks if p.waits_for and p.last_group == column.name}
     at |= dict.fromkeys(waiting & column.ranks, _WAITS)
     at |= {rank: _BEHIND for group in column.groups for rank in group.behind}
-    silent = set(report.missing_dumps) & column.ranks
     at |= {rank: _SILENT for group in column.groups for rank in group.unknown}
-    at |= dict.fromkeys(silent, _SILENT)
     return np.array([at.get(rank, -1) for rank in ranks])
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
+from distprof.artefacts.record import grouped
 from distprof.run.records import FlightDump, FlightState, GroupStatus
 from distprof.run.tables import parts_by
 from distprof.run.topology import DEFAULT_GROUPS
@@ -130,10 +131,9 @@ def _names(dump: FlightDump) -> dict[str, str]:
 
 def _names_of_numbers(dumps: Sequence[FlightDump]) -> dict[int, dict[int, str]]:
     """For each rank, a mapping from a group's number within the process to its name."""
-    by_entry = {dump.rank: _from_entries(dump) for dump in dumps}
     result = {}
     for dump in dumps:
-        known = dict(by_entry[dump.rank])
+        known = _from_entries(dump)
         by_order = _from_order(dump)
         if all(by_order.get(number, name) == name for number, name in known.items()):
             known = {**by_order, **known}
@@ -242,16 +242,14 @@ def cadence(groups: Sequence[JobGroup]) -> tuple[Cadence, ...]:
 
 
 def _group_cadence(group: JobGroup) -> Cadence | None:
-    counts: dict[tuple[str, str], int] = {}
-    for member in group.members.values():
-        for spelling, rows in _classes(member).items():
-            counts[spelling] = counts.get(spelling, 0) + len(rows)
-    if not counts:
+    members = group.members.values()
+    found = grouped((key, (m, rows)) for m in members for key, rows in _classes(m).items())
+    if not found:
         return None
+    counts = {key: sum(len(rows) for _, rows in some) for key, some in found.items()}
     name, shape = max(counts, key=lambda key: (counts[key], key))
     gaps = []  # between consecutive launches in the ring whose times are known
-    for member in group.members.values():
-        rows = _classes(member).get((name, shape), np.empty(0, np.int64))
+    for member, rows in found[name, shape]:
         created = np.sort(member.dump.entries["created_ns"][rows])
         gaps.append(np.diff(created[created > 0]))
     joined = np.concatenate(gaps)

@@ -77,7 +77,7 @@ def diagnose(evidence: HangEvidence, *, version: str) -> HangReport:
     if not evidence.dumps:
         return report_of_output(evidence, ending, version)
     groups = job_groups(evidence.dumps, evidence.world_size)
-    found = _diagnosis(groups, evidence)
+    found = replace(_diagnosis(groups, evidence), groups=tuple(groups))
     is_stuck = found.state is HangState.STUCK
     if evidence.stop is not None and not is_stuck:  # the dumps do not show the operation
         found, is_stuck = replace(found, state=HangState.STUCK, point=None), True
@@ -149,7 +149,7 @@ def _diagnosis(groups: Sequence[JobGroup], evidence: HangEvidence) -> Diagnosis:
     unfinished = [*filter(None, map(unfinished_point, groups))]
     messages = tuple(point for group in groups for point in message_points(group))
     if any(has_moved_on(point) for point in behind):
-        return Diagnosis(state=HangState.NO_HANG, groups=tuple(groups))
+        return Diagnosis(state=HangState.NO_HANG)
     waiting = [group for group in groups if _may_wait(group, evidence)]
     silent = [*filter(None, map(silent_point, waiting))]
     shown = [*behind, *mismatches]
@@ -162,7 +162,7 @@ def _diagnosis(groups: Sequence[JobGroup], evidence: HangEvidence) -> Diagnosis:
         if not roots:
             continue
         if _is_fresh(roots[0].point, evidence):
-            return Diagnosis(state=HangState.IN_FLIGHT, groups=tuple(groups))
+            return Diagnosis(state=HangState.IN_FLIGHT)
         group = roots[0].point.group
         same = [point for point in unfinished if point.group is group and point.missing]
         roots += [root for point in same for root in _stopped_before(point, roots)]
@@ -171,11 +171,10 @@ def _diagnosis(groups: Sequence[JobGroup], evidence: HangEvidence) -> Diagnosis:
             point=roots[0].point,
             roots=tuple(root for root in roots if not _is_fresh(root.point, evidence)),
             points=tuple(points),
-            groups=tuple(groups),
             unfinished=same[0] if same else None,
             messages=messages,
         )
-    return _all_launched(unfinished, groups, evidence)
+    return _all_launched(unfinished, evidence)
 
 
 def _may_wait(group: JobGroup, evidence: HangEvidence) -> bool:
@@ -225,12 +224,10 @@ def _has_trouble(evidence: HangEvidence) -> bool:
     return any(line.about in _TROUBLE for line in evidence.log_lines)
 
 
-def _all_launched(
-    unfinished: Sequence[Point], groups: Sequence[JobGroup], evidence: HangEvidence
-) -> Diagnosis:
+def _all_launched(unfinished: Sequence[Point], evidence: HangEvidence) -> Diagnosis:
     """All ranks launched the same: the job runs, unless an operation has been pending for long."""
     if not unfinished or evidence.has_ended_well:
-        return Diagnosis(state=HangState.NO_HANG, groups=tuple(groups))
+        return Diagnosis(state=HangState.NO_HANG)
     first = min(unfinished, key=when)
     newest = max((int(d.entries["created_ns"].max(initial=0)) for d in evidence.dumps), default=0)
     waited = newest - first.first_ns > _STALE_NS
@@ -240,7 +237,6 @@ def _all_launched(
         point=first,
         roots=tuple(_unfinished_roots(unfinished)) if is_stuck else (),
         points=tuple(unfinished),
-        groups=tuple(groups),
     )
 
 
