@@ -1572,9 +1572,9 @@ def _with_fewest_pending(events: Iterable[OutputEvent]) -> tuple[tuple[int, ...]
     return suspects, words().says("fewest pending", who=who, least=least, most=most, them=them)
 
 
-def _died(output: JobOutput, names: Sequence[str] = ()) -> EndingResult | None:
+def _died(output: JobOutput) -> EndingResult | None:
     """A process whose end its scheduler noticed: what others lost then only follows."""
-    events = (e for e in _of(output, "died") if not _signal(e) and e.name in (names or [e.name])
+    events = (e for e in _of(output, "died") if not _signal(e)
               and (e.name != "not-started" or not _trains(e, output)))  # fmt: skip
     first = ("ray-node", "ray-owner")
     event = min(events, default=None, key=lambda e: (
@@ -2184,7 +2184,6 @@ _CAUSES: dict[Callable[[JobOutput], EndingResult | None], tuple[str, ...]] = {
     _own_errors: (),
     _killed: (),
     _crash: (),
-    partial(_died, names=("node-not-ready",)): ("died",),
     _left: ("timeout",),
     _twice: (),
     _lost_before: ("timeout",),

@@ -231,8 +231,8 @@ def _shares(log: TrainingLogResult) -> dict[str, float]:
     are_typed = log.origin.startswith(TYPED)
     is_few = are_typed or times.keys() <= {"optimizer", "waiting for input"}
     if is_few or not -MIN_IDLE_RATIO * whole <= rest <= MOST_REST_RATIO * whole:
-        most = max((timer.num_reports for timer in log.timers), default=1)
-        known = (timer for timer in log.timers if timer not in _rare(log)[0])
+        most, rare = max((timer.num_reports for timer in log.timers), default=1), _rare(log)[0]
+        known = (timer for timer in log.timers if timer not in rare)
         every = {timer.name: timer.mean_ns * timer.num_reports // most for timer in known}
         left = whole - sum(every.values())
         is_whole = len(every) > 1 and left <= MOST_REST_RATIO * whole
