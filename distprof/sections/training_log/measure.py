@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.artefacts.record import shared_fields
+from distprof.bounds import table_beside
 from distprof.costs.pipeline import bubble_fraction
 from distprof.ingest.training_logs.grammar import NOTES, near
 from distprof.run.logs import TrainingLog
@@ -59,9 +60,7 @@ _MOST_ACCUMULATED, _FOR_STEP = 16, 2.5  # Micro-batches, and ratio of the one wi
 _LONG_WAIT_NS, _LONG_WAIT = 60_000_000_000, 0.5  # A first wait, also as a ratio to the rest.
 _MOST_INSIDE = 0.05  # Share of an iteration in a part of a pass that still counts as computation.
 _COMPUTE = ("forward-compute", "backward-compute")
-_EMBEDDING = ("backward-embedding-all-reduce", "embedding-grads-all-reduce")
-_TO_LATER = ("forward-send", "backward-recv", "forward-send-backward-recv")
-_TO_EARLIER = ("forward-recv", "backward-send", "backward-send-forward-recv")
+_MESSAGES = table_beside(__package__, "phases.toml")["messages"]
 
 
 def analyze_training_log(run: Run) -> TrainingLogResult:
@@ -119,6 +118,7 @@ def _times(log: TrainingLog) -> dict[str, Any]:
     counts = steady.copy()
     counts[first] |= log.duration_ns[first] < SLOWER_RATIO * ns.min()  # that is no warm-up
     spans = _weights(log.iteration[counts], log.duration_ns[counts], log.span[counts])
+    spans = spans * steady[counts]  # as the mean
     slower = _slow_span(log.iteration[counts], log.duration_ns[counts], spans, GROWN_RATIO)
     if slower and slower.is_gradual and _grows(log, counts):
         slower = None
@@ -400,8 +400,8 @@ def _timer(
         mean_ns=round(mean),
         median_ns=round(float(np.median(values[known]))),
         ratio=mean / whole if is_share else None,
-        waits=name in (*_TO_LATER, *_TO_EARLIER)
-        or (name in _EMBEDDING and log.facts.mesh.get("pp", 1) > 1),
+        waits=name in (*_MESSAGES["later"], *_MESSAGES["earlier"])
+        or (name in _MESSAGES["embedding"] and log.facts.mesh.get("pp", 1) > 1),
     )
 
 
@@ -417,7 +417,9 @@ def _stage(log: TrainingLog) -> str:
     """Pipeline stage, inferred from messages with earlier and later stages; empty if unknown."""
     if log.is_of_slowest_ranks or log.facts.mesh.get("pp", 1) < 2:
         return ""
-    later, earlier = (any(one in log.timers for one in to) for to in (_TO_LATER, _TO_EARLIER))
+    later, earlier = (
+        any(one in log.timers for one in _MESSAGES[to]) for to in ("later", "earlier")
+    )
     return ("", "first", "last", "middle")[later + 2 * earlier]
 
 
@@ -434,8 +436,10 @@ def _ideal(log: TrainingLog) -> float | None:
 def _usual(log: TrainingLog, rates: Floats) -> float | None:
     """Median of a rate, in steady reports if it is known there."""
     known = np.isfinite(rates)
-    steady = known & log.is_steady if len(rates) == len(log.iteration) else known
-    return float(np.median(rates[steady if steady.any() else known])) if known.any() else None
+    if len(rates) == len(log.iteration):  # else they are printed apart
+        steady, known = known & log.is_steady, known & (log.is_steady | (log.duration_ns == ABSENT))
+        known = steady if steady.any() else known
+    return float(np.median(rates[known])) if known.any() else None
 
 
 def _first_wait(log: TrainingLog) -> list[str]:
