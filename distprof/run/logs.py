@@ -285,6 +285,7 @@ class TrainingFacts(msgspec.Struct, frozen=True, kw_only=True):
     global_batch_size: int | None = None  # Samples per iteration, all ranks together.
     sequence_length: int | None = None  # Tokens per sample.
     virtual_stages: int | None = None  # Stages per pipeline rank.
+    tokens: int | None = None  # Tokens per iteration, all ranks together, if that is printed.
 
 
 class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
@@ -368,8 +369,8 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
     def tokens_per_step(self) -> int | None:
         """Tokens per iteration, all ranks together; None if the log does not give them."""
         facts = self.facts
-        if facts.global_batch_size is None or facts.sequence_length is None:
-            return None
+        if facts.tokens or facts.global_batch_size is None or facts.sequence_length is None:
+            return facts.tokens
         return facts.global_batch_size * facts.sequence_length
 
 

@@ -57,7 +57,7 @@ _RATES = ("samples_per_s", "printed_samples_per_s", *_TOKENS, "tflops")
 _MAX_PERIODS = 20
 _MOST_OF_IT = 1.1  # Ratio of a timer to the iteration that contains it, as far as digits go.
 _MOST_ACCUMULATED, _FOR_STEP = 16, 2.5  # Micro-batches, and ratio of the one with the optimizer.
-_LONG_WAIT_NS, _LONG_WAIT = 60_000_000_000, 0.5  # A first wait, also as a ratio to the rest.
+_LONG_WAIT_NS, _LONG_WAIT, _MANY = 60_000_000_000, 0.5, 300  # A first wait, its ratio, iterations.
 _MOST_INSIDE = 0.05  # Share of an iteration in a part of a pass that still counts as computation.
 _COMPUTE = ("forward-compute", "backward-compute")
 _MESSAGES = table_beside(__package__, "phases.toml")["messages"]
@@ -117,8 +117,7 @@ def _times(log: TrainingLog) -> dict[str, Any]:
     first = np.flatnonzero(log.duration_ns != ABSENT)[0]
     counts = steady.copy()
     counts[first] |= log.duration_ns[first] < SLOWER_RATIO * ns.min()  # that is no warm-up
-    spans = _weights(log.iteration[counts], log.duration_ns[counts], log.span[counts])
-    spans = spans * steady[counts]  # as the mean
+    spans = np.pad(weight, (int(counts.sum()) - len(weight), 0))  # without the first, as the mean
     slower = _slow_span(log.iteration[counts], log.duration_ns[counts], spans, GROWN_RATIO)
     if slower and slower.is_gradual and _grows(log, counts):
         slower = None
@@ -443,13 +442,18 @@ def _usual(log: TrainingLog, rates: Floats) -> float | None:
 
 
 def _first_wait(log: TrainingLog) -> list[str]:
-    """A note on a long wait for input in the first report, which does not count."""
+    """A note on a long wait for input, or on many long iterations, in a first report."""
     first, steady = int(np.argmax(log.duration_ns != ABSENT)), log.is_steady
     waits = (int(ns[first]) for name, ns in log.timers.items() if INPUT_TIMER.search(name))
     count = int(log.span[first]) if log.origin == "MMEngine" else 1  # others print a single one
     lost, whole = max(waits, default=0) * count, float((log.duration_ns * log.span)[steady].sum())
-    is_long = not steady[first] and lost > max(_LONG_WAIT_NS, _LONG_WAIT * whole)
-    return [NOTES["first_wait"].format(counted(count, log.unit), format_duration(lost))] * is_long
+    if not steady[first] and lost > max(_LONG_WAIT_NS, _LONG_WAIT * whole):
+        return [NOTES["first_wait"].format(counted(count, log.unit), format_duration(lost))]
+    num, took, usual = int(log.span[first]), int(log.duration_ns[first]), log.median_step_ns or 0
+    is_long = _MANY <= num <= log.span[steady].sum() and took > FAR_LONGER * usual > 0
+    is_long = is_long and whole + num * took > SLOWER_RATIO * (whole + num * usual)
+    each = format_duration(took), took / max(usual, 1)
+    return [NOTES["slow_first"].format(counted(num, log.unit), *each)] * bool(is_long)
 
 
 def _limits(log: TrainingLog, timers: tuple[TrainingTimer, ...]) -> tuple[str, ...]:

@@ -172,7 +172,7 @@ def _line(log: TrainingLogResult) -> str:
         time = f"{time}: {modes}"
     elif _is_skewed(log):
         at = log.longest_iteration
-        longest = "one report shows" if at is None else f"{log.unit} {at:,} takes"
+        longest = "reports show up to" if at is None else f"{log.unit} {at:,} takes"
         longest = f"{longest} {format_duration(log.max_ns)}"
         time = f"{_what(log)} usually takes {usual}, but {longest}: that makes the mean {mean}"
     elif log.unit == "epoch" and (log.first_ns or 0) > _FAR_LONGER * (log.median_ns or math.inf):
@@ -181,7 +181,7 @@ def _line(log: TrainingLogResult) -> str:
         each = format_duration(round(log.mean_ns / int(or_all[1])))
         return f"{time}, or {each} if a printed time covers {or_all[1]} {log.unit}s."
     if log.idle_ratio is None:
-        use = f", at {use}" if use and not _is_skewed(log) else ""
+        use = f", at {use}" if use and not (_is_skewed(log) or log.slow_span) else ""
         if any(note.startswith(_SHORT) for note in log.unavailable):
             use += f", and {_SHORT}"
         more = f"{use}." if use else _of_reports(log)
