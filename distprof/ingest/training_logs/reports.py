@@ -248,7 +248,7 @@ class ReportGrammar(Grammar):
         parts = _between(self._means) or (_between(from_one) if from_one[0].num else [])
         for before, one in pairwise(() if are_single else parts):
             start, end = (self.rows[each.row].at_s or math.inf for each in (before, one))
-            if one.num * one.seconds["s"] > IMPOSSIBLE * (1 + end - start):
+            if one.num * one.seconds["s"] > IMPOSSIBLE * (1 + end - start) > IMPOSSIBLE:
                 parts = []  # a resumed training, whose means begin with it
         if len(parts) < 2:  # the digits do not suffice, or these are means of something else
             parts = self._means[-1:] if parts else self._means
