@@ -23,6 +23,7 @@ from distprof.ingest.training_logs.grammar import (
     NOTES,
     Grammar,
     Row,
+    TimerValues,
     byte_patterns,
     s_to_ns,
     to_float,
@@ -78,6 +79,8 @@ class _Bar(msgspec.Struct):
     rates: list[tuple[int, int, float, float]] = msgspec.field(default_factory=list)
     rows: list[Row] = msgspec.field(default_factory=list)
     seen: list[tuple[int, int]] = msgspec.field(default_factory=list)  # First steps and seconds.
+    waits: list[float] = msgspec.field(default_factory=list)  # For input, as shares of the rates.
+    loss: float | None = None  # The last one of a bar that shows such waits.
 
 
 class BarGrammar(Grammar):
@@ -140,6 +143,9 @@ class BarGrammar(Grammar):
                 half = 0.5 * 10 ** -len(rate.partition(b".")[2]) / each
                 each = each if unit.startswith(b"s/") else 1 / each
                 bar.rates.append((int(step), second, each, half * each))
+                if wait := _PATTERNS["wait"].match(block, match.start()):
+                    bar.loss, seconds = to_float(wait[1]), to_float(wait[2]) or 0.0
+                    bar.waits.append(seconds / each / (1000 if wait[3] else 1))
 
     def _follow(self, bar: _Bar, step: int, second: int, total: int) -> None:
         is_again = step < bar.last_step == total or step < bar.step
@@ -214,6 +220,14 @@ class BarGrammar(Grammar):
                 self.rows = [Row(longest.last_step, ns, span)]
                 self.notes.append(NOTES["evaluation"].format(format_ratio(self._paused_s / passed)))
             self.add_seconds(phases)
+            if longest.waits and max(longest.waits) <= _MOST_HELD:  # else since the start
+                share, waits = (
+                    median(longest.waits),
+                    self.timers.setdefault("data_time", TimerValues()),
+                )
+                for index, row in enumerate(self.rows):
+                    self._add_timer(waits, index, round(share * (row.duration_ns or 0)))
+                self.rows[-1] = self.rows[-1]._replace(loss=longest.loss)
         if any(self._losses):
             self.notes.append(NOTES["not_finite"].format(sum(self._losses), len(self._losses)))
         self.notes.append(NOTES["bar"].format(_MIN_SECONDS))
