@@ -144,8 +144,8 @@ class BarGrammar(Grammar):
                 each = each if unit.startswith(b"s/") else 1 / each
                 bar.rates.append((int(step), second, each, half * each))
                 if wait := _PATTERNS["wait"].match(block, match.start()):
-                    bar.loss, seconds = to_float(wait[1]), to_float(wait[2]) or 0.0
-                    bar.waits.append(seconds / each / (1000 if wait[3] else 1))
+                    bar.loss, waited = to_float(wait[1]), to_float(wait[2]) or 0.0
+                    bar.waits.append(waited / each / (1000 if wait[3] else 1))
 
     def _follow(self, bar: _Bar, step: int, second: int, total: int) -> None:
         is_again = step < bar.last_step == total or step < bar.step

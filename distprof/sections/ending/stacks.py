@@ -256,6 +256,8 @@ def _call(one: EndingStack) -> str:
     """The call that shows what a process does; without any, the innermost."""
     pattern = words().activity[one.activity].pattern if one.activity else r"(?!)"
     calls = [call for call in one.calls if re.match(pattern, call)]
+    if one.activity == "request":  # of a library in a library
+        return calls[-1]
     if one.activity == "lock":  # what takes it says more
         native = (call for call in one.calls if _activity([call]) != "lock")
         return calls[0] if calls[0].startswith("acquire") else next(native, calls[0])
