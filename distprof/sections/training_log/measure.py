@@ -49,6 +49,7 @@ _CREPT = 1.05  # That growth of time per sample, in a log that holds nothing els
 _WHOLE = 0.97  # Share of an iteration from which a timer is all of it.
 _MOST_OF_GROWTH = 0.7  # A rise from one report to the next above this share is a step.
 _OTHER_RUN = 1.2  # Ratio of the iterations in an epoch of one run to those of another.
+_FLAT = 10  # Ratio of a step to the spread on both of its sides from which few reports show it.
 _FAR, _ROUNDER = 3, 5  # Ratio to the time of neighbours, and of round numbers to those of reports.
 
 _TOKENS = ("tokens_per_s", "tokens_per_s_per_device")
@@ -348,8 +349,9 @@ def _gap(ns: Int64Array, fewest: int = FEWEST_LAST) -> int:
     for k in range(FEWEST_FEW - (len(ns) >= FEWEST_RISING), len(ns) - fewest + 1):
         before, after = ns[:k], ns[k:]
         gap = after.min() - before.max()
-        widest = max(np.ptp(before), np.ptp(after), (SLOW_RATIO - 1) * before.max())
-        if min(k, len(after)) >= FEWEST_FEW and gap > widest:
+        spread, least = max(np.ptp(before), np.ptp(after)), (SLOW_RATIO - 1) * before.max()
+        needed = FEWEST_FEW if gap < _FLAT * spread else FEWEST_LAST
+        if min(k, len(after)) >= needed and gap > max(spread, least) and len(ns) >= BLOCK:
             at = k  # at most one: the gap is the widest
         if not far and after.min() > FAR_LONGER * before.max():
             far = k
