@@ -153,7 +153,7 @@ def _read(source: str, *, keeps_labels: bool) -> TrainingLog:
                 if best_of(found) is None:
                     stream.seek(0)
                     blocks = Blocks(stream)
-                    found = (_of_unknown(blocks),)
+                    found = (*found, _of_unknown(blocks))
     except DAMAGE as error:
         return _refuse(source, " ".join(f"{type(error).__name__}: {error}".split())[:200])
     chosen = _with_phases(best_of(found), first)
