@@ -66,7 +66,7 @@ def _holds_iterations(source: str, least: int, *, is_text: bool, keeps_labels: b
     try:
         if "://" not in source and not Path(expanded(source)).is_file():
             return False
-        with opened(source, keeps_labels=keeps_labels) as stream:
+        with opened(source, keeps_labels=keeps_labels, keeps_ranks=keeps_labels) as stream:
             start = unwrapped(read_some(stream, _SMALL)[0])
             is_saved = _has_sign(start, "trainer")
             if is_saved or (is_text and not begins_object(start)):

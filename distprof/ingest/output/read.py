@@ -398,6 +398,8 @@ def _fields(data: bytes, start: int, at: int, end: int, row: Expression) -> dict
     last = _end_of_wrapped(data, end) if row.wraps else end
     text = cleaned(data[max(start, at - _BEFORE_SIGN) : last]).rstrip()
     fields = _searched(row, text)
+    if fields is None and (begins := _prefix(text[:200])[1]):
+        fields = _searched(row, text[begins:])
     if row.wraps and "own" not in (fields or {}):
         before = cleaned(data[_start_of_wrapped(data, start) : start])
         fields = fields if _searched(row, before) else _searched(row, before + text) or fields

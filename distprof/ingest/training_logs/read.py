@@ -137,7 +137,7 @@ def _read(source: str, *, keeps_labels: bool) -> TrainingLog:
         return to_log(read_series(source), (), (source,), 0)
     found: tuple[Grammar, ...]
     try:
-        with opened(source, keeps_labels=keeps_labels) as stream:
+        with opened(source, keeps_labels=keeps_labels, keeps_ranks=keeps_labels) as stream:
             blocks = Blocks(stream)
             first, _ = read_some(stream, _SMALL)
             slowest = _slowest_run(source, first) if len(first) < _SMALL else None
