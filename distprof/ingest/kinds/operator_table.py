@@ -46,7 +46,9 @@ _SAME = 0.01
 _TOTALS = ("self_cpu_ns", "self_device_ns")
 _MOST_TABLES = 3  # after the first
 _MOST_RANKS = 64
+_MANY_CALLS = 1_000  # fewer allocations are those of a start
 _LONGEST = 4_000  # characters of a header
+_AGAIN = "profile again: a few steps after warming up, with torch.profiler of a newer torch"
 _ONLY_FIRST = "Of several runs or processes, the first is read: keep each in a file of its own."
 _SUMS = ("total", "sum")  # names of rows that are no operators
 _TEXTS = ("Name", "Overload Name", "Full Name", "Input Shapes", "Source Location")
@@ -108,7 +110,8 @@ def read_operator_table(source: str) -> OperatorTable:
     """Read the first tables of a file or of ranks; InputError if one is unreadable or empty."""
     if (paths := paths_of_logs(source, _MOST_RANKS)) != [source]:
         return _of_ranks({rank_in_name(path): read_operator_table(path) for path in paths})
-    text = _PATTERNS["single_events"].sub(r"\1", _plain(whole(source, BOUND.num_bytes, _refuse)))
+    text = _plain(whole(source, BOUND.num_bytes, _refuse))
+    text = _PATTERNS["single_events"].sub(_without_events, text)
     if len(parts := _by_rank(text)) > 1 and None not in parts:
         return _of_ranks({at: _operators(source, [*_whole_lines(p)]) for at, p in parts.items()})
     if not _PATTERNS["header"].search(text):
@@ -123,6 +126,12 @@ def read_operator_table(source: str) -> OperatorTable:
                 return _with_start(source, text, table)
         text = _events(text) or text
     return _operators(source, [*_rooted(_whole_lines(text.splitlines()))])
+
+
+def _without_events(found: re.Match[str]) -> str:
+    """A cProfile of torch.utils.bottleneck, whose polls may be waits for the data loader."""
+    polls = ("'select.poll' objects}", "'select.poll'} for enumerate(DataLoader)")
+    return found[1].replace(*polls) if found["loads"] else found[1]
 
 
 def _by_rank(text: str) -> dict[int | None, list[str]]:
@@ -150,13 +159,16 @@ def _of_ranks(tables: Mapping[int | None, OperatorTable]) -> OperatorTable:
 
 
 def _with_start(source: str, text: str, table: OperatorTable) -> OperatorTable:
-    """A table of kernels and copies, with the calls of CUDA's API if these take far longer."""
+    """A table of kernels, with the calls of CUDA's API if these or allocations take far longer."""
     has_copies = any("memcpy" in one.name for one in table.operators)
-    for header, layout in _layouts() if has_copies else ():
+    for header, layout in _layouts():
         if "calls of CUDA's API" in layout.program and (found := header.search(text)):
             calls = _listed(source, text, found, layout)
-            waits = (one.cpu_ns for one in calls.operators if _PATTERNS["waits"].search(one.name))
-            if sum(waits, table.self_device_ns or 0) < (calls.self_cpu_ns or 0) // 50:
+            spent, busy = calls.self_cpu_ns or 0, table.self_device_ns or 0
+            waits = sum(o.cpu_ns for o in calls.operators if _PATTERNS["waits"].search(o.name))
+            often = (o for o in calls.operators if o.num_calls >= _MANY_CALLS)
+            is_churn = sum(o.cpu_ns for o in often if _PATTERNS["allocates"].match(o.name)) > busy
+            if is_churn or (has_copies and waits + busy < spent // 50):
                 both = (*table.operators, *calls.operators)
                 return msgspec.structs.replace(table, operators=both, self_cpu_ns=calls.self_cpu_ns)
     return table
@@ -312,8 +324,9 @@ def _operators(source: str, every: Sequence[str], num_before: int = 0) -> Operat
         num_broken += made is None and "0.000us" not in row.values()  # [memory] has no time
         if made is not None and made.name.lower() not in _SUMS:
             operators.append(made)
-    if any(_PATTERNS["negative"].match(row.get(f"Self {device} %", "")) for row in rows):
-        _refuse(source, "own times of the GPU below 0, so that its times are wrong")
+    signed = (f"Self {device} %", f"{device} total %", "CPU total %")
+    if any(_PATTERNS["negative"].match(row.get(at, "")) for row, at in product(rows, signed)):
+        refusing("a table with times above 0", _AGAIN)(source, "times below 0: all are wrong")
     if not operators:
         _refuse(source, f"no readable row, {num_broken:,} unreadable rows")
     notes = [f"Unreadable rows, skipped: {num_broken:,}."] * (num_broken > 0)

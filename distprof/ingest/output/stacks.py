@@ -60,8 +60,12 @@ def stacks_in(text: str, *, is_crash: bool = False) -> tuple[tuple[str, ...], in
     if _HOW["kernel"].match(first):
         names = [line.split()[1].partition("+")[0] for line in _leading(lines, _HOW["kernel"])]
         return tuple(f"{name} (kernel)" for name in names), rank, len(names)
-    if found := _HOW["on_gpu"].match(first):
-        return (f"{found[1]} (on the GPU)",), rank, 1
+    if _HOW["on_gpu"].match(first):
+        session = [*_leading(lines, _HOW["in_cuda_gdb"])]  # of one process
+        listed = filter(None, map(_HOW["on_gpu"].match, session))
+        native = [line for line in session if line.startswith("#") and "<<<" not in line]
+        kernels = dict.fromkeys(f"{one[1]} (on the GPU)" for one in listed)
+        return (*kernels, *calls_of(native, _HOW["native"])), rank, len(session)
     if _HOW["threads"].match(first):
         listed = "\n".join(_leading(lines[1:], _HOW["in_threads"]))
         return _native(_HOW["in_threads"].sub(r"Thread \1 (LWP \1):\n#0  ", listed).splitlines())

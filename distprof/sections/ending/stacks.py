@@ -41,7 +41,8 @@ def stacks_of(output: JobOutput) -> tuple[EndingStack, ...]:
 
 def _of_one_process(stacks: Sequence[OutputStack]) -> Sequence[OutputStack]:
     """Stacks, but those of Python and of a debugger that one process has as one."""
-    native = [one for one in stacks if not any(".py:" in call for call in one.calls)]
+    native = [one for one in stacks if "(on the GPU)" in one.calls[0]]
+    native = native or [one for one in stacks if not any(".py:" in call for call in one.calls)]
     others = [one for one in stacks if one not in native]
     if len(native) != 1 or [(one.rank, one.file) for one in others] != [(None, native[0].file)]:
         return stacks

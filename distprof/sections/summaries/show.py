@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -382,8 +383,9 @@ def _known_work(result: OperatorTableResult) -> list[str]:
     if total is None or not (result.self_cpu_ns or len({row.name for row in rows}) >= _FEWEST_ROWS):
         return []
     each = {name: min(ns, total) for name, ns in _by_name(result).items()}
+    add = sum if _in_calls(result) else partial(max, default=0)  # calls of CUDA hold no others
     spent = {
-        what: max((ns for name, ns in each.items() if re.search(known, name)), default=0)
+        what: add([ns for name, ns in each.items() if re.search(known, name)])
         for what, known in _TABLE["work"].items()
     }
     outside = [row.self_cpu_ns for row in rows if row.name.startswith(_STEP)]
@@ -740,6 +742,9 @@ def _most(result: OperatorTableResult, first: TablePart) -> list[str]:
     is_alone = {part.kind for part in result.parts} == {"copies"}
     is_unknown = first.kind == "computation"
     top = next((row for row in result.rows if is_unknown or row.kind == first.kind), result.rows[0])
+    if top.kind == "copies and casts":  # the copy of memory that it mostly is
+        copies = (row for row in result.rows if row.name.startswith("Memcpy"))
+        top = next((r for r in copies if r.self_device_ns >= _NEARLY * top.self_device_ns), top)
     is_most, is_named = 2 * top.self_device_ns >= whole, first.kind in _TABLE["kernel"]
     if (is_most and is_named) or is_unknown or is_alone:  # of names that say nothing
         spent = top.self_device_ns
