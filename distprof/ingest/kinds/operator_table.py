@@ -255,7 +255,8 @@ def _listed(source: str, text: str, header: re.Match[str], layout: _Layout) -> O
         inside = own if are_kernels else _scaled(match["all"], scale)
         inside = own if inside > total * (1 + _SAME) > 0 else inside  # began before the profile
         whole.take(own or inside, share)
-        calls = int((match["calls"] or "").replace(",", "") or are_kernels)
+        every = match.groupdict().get("every") if not sections else None
+        calls = int((every or match["calls"] or "").replace(",", "") or are_kernels)
         if before := found.get(name) if are_kernels else None:
             calls, own = calls + before.num_calls, own + before.self_device_ns
         found[name if are_kernels else str(len(found))] = TableOperator(

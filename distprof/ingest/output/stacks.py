@@ -42,11 +42,10 @@ def stacks_in(text: str, *, is_crash: bool = False) -> tuple[tuple[str, ...], in
     if _HOW["head"].match(first):
         dump = list(_dump(lines))
         at = next((i for i, x in enumerate(dump) if x.startswith("Current") and is_crash), None)
-        crashed = () if at is None else calls_of([*_leading(dump[at + 1 :], FRAME)])
-        main = main_stack(dump)
+        main = main_stack(dump) if at is None else [*_leading(dump[at + 1 :], FRAME)]
         if is_crash and at is None and not last_own("\n".join(main)):
             main = []  # a native thread crashed: what a library's thread does says nothing
-        return crashed or calls_of(main), rank, len(dump)
+        return calls_of(main), rank, len(dump)
     if _HOW["framed"].match(first):
         own = [line for line in lines if _HOW["framed"].match(line)]
         return calls_of(own, _HOW["framed"]), rank, len(lines)
@@ -80,7 +79,9 @@ def stacks_in(text: str, *, is_crash: bool = False) -> tuple[tuple[str, ...], in
     if own and _HOW["recorded"].match(own[0]):
         frames = list(_leading(own, _HOW["recorded"]))
         return calls_of(frames, _HOW["recorded"]), rank, len(frames)
-    pattern = _HOW["debugged"] if "most recent call first" in first else _HOW["spied"]
+    for_gil = ("take_gil (native)",) * any("Waiting for the GIL" in line for line in lines[:2])
+    is_debugged = bool(for_gil) or "most recent call first" in first
+    pattern = _HOW["debugged" if is_debugged else "spied"]
     own = [f"    {call}" for call in _HOW["in_one_line"].findall(first)] or own
     count = 1 + len([*_leading(lines[1:], _HOW["in_dump"])])
     frames = list(_leading(own, pattern))
@@ -89,7 +90,7 @@ def stacks_in(text: str, *, is_crash: bool = False) -> tuple[tuple[str, ...], in
     head = "native_born" if any(map(_HOW["backward"].match, frames)) else "born"
     is_handed = head == "native_born" or any(map(_HOW["handed"].match, frames[:3]))
     hooks = _hooks(own[len(frames) :], head) if is_handed else []
-    return (*calls_of(hooks, pattern), *calls_of(frames, pattern)), rank, count
+    return (*for_gil, *calls_of(hooks, pattern), *calls_of(frames, pattern)), rank, count
 
 
 def _hooks(lines: Sequence[str], head: str) -> list[str]:

@@ -1158,20 +1158,23 @@ def _crash(output: JobOutput) -> EndingResult | None:
     event = min(events, key=lambda e: ("library" not in e.fields, "what" not in e.fields))
     what = event.fields.get("what", "the output does not name the signal")
     stack = next((s for s in output.stacks if s.file == event.file and s.line >= event.line), None)
-    of_nccl = re.match("p?nccl[A-Z]", stack.calls[0] if stack else "")
-    library = event.fields.get("library", "libnccl" if of_nccl else "")
+    call = stack.calls[0] if stack else ""
+    at = stacks_of(replace(output, stacks=(stack,)))[0].activity if stack else ""
+    is_own = bool(call) and at not in words().kinds["shared"]
+    of_nccl = "libnccl" if re.match(r"p?nccl[A-Z]|\w+ \(distributed_c10d", call) else ""
+    library = event.fields.get("library", of_nccl if "nccl" in call.partition(" ")[0] else "")
     is_bus = "SIGBUS" if re.search("Bus [Ee]rror|SIGBUS", what) else ""
     meaning = words().meanings["SIGBUS"].replace(" (bus error)", "") if is_bus else ""
     how = "assert" if what.startswith("Check failed") else "signal"
-    own = () if library else advice_on(how, "SIGSEGV")
-    own = (f"Read the code of {stack.calls[0]}.",) if stack and not of_nccl else own
+    own = () if library or of_nccl else advice_on(how, f"SIGSEGV: {what}")
+    own = (f"Read the code of {call}.",) if is_own else own
     only = "" if event.rank is not None else capitalized(_only_ended(output))
     where = f"{library and f' in {library}'}{meaning}"
     line, steps = _refined(output, "loader" if is_bus else "crash", (what, ()))
     text = f"{only or _subject(event)} crashed: {line[:_MAX_QUOTE]}{where * (not steps)}."
-    steps = steps or (*advice_on("crash", library or f"what: {what}"), *advice_on("signal", is_bus))
-    said = "in a library" if of_nccl else "last call"
-    why = (words().says(said, place=stack.calls[0]),) if stack else ()
+    about = library or of_nccl or f"what: {what}"
+    steps = steps or (*advice_on("crash", about), *advice_on("signal", is_bus))
+    why = (words().says("last call" if is_own else "in a library", place=call),) if call else ()
     return _made("crash", text, event, *steps, *own, why=why)
 
 

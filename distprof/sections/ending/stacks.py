@@ -103,7 +103,7 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
         if len({_site(one) for one in waiting if _site(one)}) > 1:
             return _apart(waiting)
         count = sum(one.count for one in stacks)
-        said_op = "" if waiting else said_operation(output)
+        below, said_op = tuple[str, ...](), "" if waiting else said_operation(output)
         says = said_by(output) if waiting else ""
         held = [one for one in stacks if one.activity in ("lock", "lock file", "file lock")]
         held = held or [*(loads[:1] if of_worker else ())]
@@ -113,6 +113,8 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
             told = "No stack shows a rank that the others wait for."
             if count > 1 and len(stacks) == 1 and waiting and waiting[0].activity == "collective":
                 told = words().says("perhaps all processes", count=f"{count:,}")
+                if stacks[0].ranks == (*range(count),):
+                    below = words().steps["all launched"] + words().steps["record"]
             if said_op and words().search("others_wait", said_by(output)):
                 told, says, said_op = f"The others are said to wait in {said_op}.", said_op, ""
             elif said_op:
@@ -126,7 +128,7 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
         if not state and any(e.yields == "absent" for e in output.events):
             return None  # people say who is missing
         found = EndingResult(state=state, cause="stacks", verdict=said)
-        steps = (*advice_on("complaint", says), *steps, *words().steps["all stacks"])
+        steps = (*advice_on("complaint", says), *below, *steps, *words().steps["all stacks"])
         once = words().steps["one snapshot"] if held else ()
         return replace(found, alternatives=once, next_steps=steps)
     ranks = tuple(sorted(rank for one in elsewhere for rank in one.ranks))

@@ -391,10 +391,14 @@ def _known_work(result: OperatorTableResult) -> list[str]:
     outside = [row.self_cpu_ns for row in rows if row.name.startswith(_STEP)]
     spent["Python code outside of operators"] = sum(outside)
     longest = max(row.self_cpu_ns for row in rows)
-    for row in rows:
-        calls_others = re.search(_TABLE["place"], row.name) and row.cpu_ns >= 2 * longest
-        if calls_others and 2 * row.cpu_ns >= total and max(spent.values()) < total / 3:
-            spent[f"{_named(row)} and what it calls"] = row.cpu_ns
+    places = [row for row in rows if re.search(_TABLE["place"], row.name)]
+    holding = [row for row in places if row.cpu_ns >= 2 * longest]
+    inner = [row for row in holding if 2 * row.cpu_ns >= total][:1]
+    if inner and inner[0].num_calls == 1:  # it holds the program: what it calls often says more
+        often = [row for row in holding if row.num_calls > _FEW_CALLS]
+        inner = [row for row in often[-1:] if row.cpu_ns >= MIN_KNOWN_RATIO * total] or inner
+    for row in inner if max(spent.values()) < total / 3 else ():
+        spent[f"{_named(row)} and what it calls"] = row.cpu_ns
     most = max(spent.values())
     if most < max(MIN_KNOWN_RATIO * total, 1, longest):
         return []
@@ -410,7 +414,13 @@ def _known_work(result: OperatorTableResult) -> list[str]:
     if not result.self_cpu_ns and spent[what] == total:  # the row itself is all that is known
         share, of = "The longest row", "an unknown whole"
     said = f"{share} of {where} is {what}: {format_duration(spent[what])} of {of}."
-    return [said, *_advice(what, result)]
+    if len(said.partition(": ")[0]) > MAX_HEADLINE and what.endswith("it calls"):
+        where += " shown" * (not result.self_cpu_ns)
+        ratio, much = format_ratio(spent[what] / total), format_duration(spent[what])
+        said = f"{what} take {ratio} of {where}: {much} of {format_duration(total)}."
+    below = [r for r in places if MIN_KNOWN_RATIO * total <= r.cpu_ns < _NEARLY * spent[what]]
+    told = [_say("below", rows=_longest(below, "cpu_ns"))] * bool(below)
+    return [said, *(told if what.endswith("it calls") else ()), *_advice(what, result)]
 
 
 def _in_calls(result: OperatorTableResult) -> str:
@@ -603,7 +613,8 @@ def _cpu_rows(result: OperatorTableResult) -> list[str]:
         lacks = _TABLE["say"]["few rows"]
     if not (named := _longest(rows, field)):
         return [*known, _TABLE["say"]["all zero"]]
-    said = [lacks, f"Most {what} time: {named}."][:: -1 if what == "GPU" else 1]
+    own = "own " * (field == "self_cpu_ns")
+    said = [lacks, f"Most {own}{what} time: {named}."][:: -1 if what == "GPU" else 1]
     return [*known, " ".join(filter(None, said))]
 
 
