@@ -161,7 +161,7 @@ def _of_ranks(tables: Mapping[int | None, OperatorTable]) -> OperatorTable:
 def _with_start(source: str, text: str, table: OperatorTable) -> OperatorTable:
     """A table of kernels, with the calls of CUDA's API if these or allocations take far longer."""
     has_copies = any("memcpy" in one.name for one in table.operators)
-    for header, layout in _layouts():
+    for header, layout in _layouts() if table.device else ():
         if "calls of CUDA's API" in layout.program and (found := header.search(text)):
             calls = _listed(source, text, found, layout)
             spent, busy = calls.self_cpu_ns or 0, table.self_device_ns or 0
@@ -357,7 +357,7 @@ def _operators(source: str, every: Sequence[str], num_before: int = 0) -> Operat
 
 def _most_memory(rows: Sequence[Mapping[str, str]], device: str) -> Iterator[str]:
     """What allocates most memory of the device."""
-    each = ((row["Name"], row.get(f"Self {device} Mem", "")) for row in rows if row)
+    each = ((row["Name"], row.get(f"Self {device or 'CUDA'} Mem", "")) for row in rows if row)
     read = ((_PATTERNS["bytes"].fullmatch(size), name) for name, size in each)
     sizes = [
         (float(o[1]) * 1_024 ** " KMGT".index(o[2] or " "), o[0], name) for o, name in read if o

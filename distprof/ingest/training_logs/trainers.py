@@ -440,6 +440,7 @@ class LightningGrammar(Grammar):
             name: mean * calls / count
             for name, (mean, calls) in means.items()
             if mean is not None and calls >= count and not name.startswith("run_training")
+            if not _PATTERNS["elsewhere"].search(name.encode())
         }
         seconds += sum(each for name, each in whole.items() if name.endswith(_NEXT))
         around = {name: each for name, each in whole.items() if name.endswith(_HOOKS[:-1])}

@@ -425,7 +425,7 @@ def _known_work(result: OperatorTableResult) -> list[str]:
 
 def _in_calls(result: OperatorTableResult) -> str:
     """Where the time is, if all rows are calls of the CPU to CUDA or HIP; else empty."""
-    names = [row.name for row in result.rows if row.cpu_ns]
+    names = [row.name for row in result.rows if row.cpu_ns or row.self_cpu_ns]
     of = "CUDA" if any(name.startswith("cu") for name in names) else "HIP"
     return f" in calls of {of}" * all(re.match(_TABLE["call"], name) for name in names)
 
@@ -719,7 +719,9 @@ def _operators(result: OperatorTableResult) -> list[str]:
         idle = _say("idle", busy=busy, of=of)
         if is_waiting:
             known, idle = known[:1], _say("idle after waits", busy=busy, of=of)
-        is_first = known and known[0].startswith("Most of") and "(100 %)" not in known[0]
+        known = known or _of_one_row(result)
+        is_first = known and re.match("Most of|.* itself takes ", known[0])
+        is_first = is_first and "(100 %)" not in known[0]
         lead = [*known, idle] if is_first or is_waiting else [idle, *known]
         if 0 < max(row.num_calls for row in result.rows) <= _FEW_CALLS:
             lead.append(_TABLE["first"])
@@ -754,7 +756,7 @@ def _most(result: OperatorTableResult, first: TablePart) -> list[str]:
     is_unknown = first.kind == "computation"
     top = next((row for row in result.rows if is_unknown or row.kind == first.kind), result.rows[0])
     if top.kind == "copies and casts":  # the copy of memory that it mostly is
-        copies = (row for row in result.rows if row.name.startswith("Memcpy"))
+        copies = (row for row in result.rows if row.kind == "copies")
         top = next((r for r in copies if r.self_device_ns >= _NEARLY * top.self_device_ns), top)
     is_most, is_named = 2 * top.self_device_ns >= whole, first.kind in _TABLE["kernel"]
     if (is_most and is_named) or is_unknown or is_alone:  # of names that say nothing
