@@ -794,10 +794,8 @@ def _advised(top: TableRow) -> list[str]:
 def _of_top(top: TableRow) -> list[str]:
     """What to do about the row that takes the GPU longest, if that is known."""
     said = _advised(top)
-    each = top.self_device_ns / max(top.num_calls, 1)
-    if top.num_calls >= _MANY_CALLS and each < _SHORT_NS:
-        took = f"{counted(top.num_calls, 'call')} of {format_duration(round(each))}"
-        said.append(f"{took} take less than their launches: do the same in fewer, larger ones.")
+    if top.num_calls >= _MANY_CALLS and top.self_device_ns < _SHORT_NS * top.num_calls:
+        said.append("Its calls take less time than their launches: do the same in fewer, larger ones.")
     return said
 
 
