@@ -414,13 +414,13 @@ def _known_work(result: OperatorTableResult) -> list[str]:
     if not result.self_cpu_ns and spent[what] == total:  # the row itself is all that is known
         share, of = "The longest row", "an unknown whole"
     said = f"{share} of {where} is {what}: {format_duration(spent[what])} of {of}."
-    if len(said.partition(": ")[0]) > MAX_HEADLINE and what.endswith("it calls"):
+    if len(said.partition(": ")[0]) > MAX_HEADLINE and what.endswith("and what it calls"):
         where += " shown" * (not result.self_cpu_ns)
         ratio, much = format_ratio(spent[what] / total), format_duration(spent[what])
         said = f"{what} take {ratio} of {where}: {much} of {format_duration(total)}."
     below = [r for r in places if MIN_KNOWN_RATIO * total <= r.cpu_ns < _NEARLY * spent[what]]
     told = [_say("below", rows=_longest(below, "cpu_ns"))] * bool(below)
-    return [said, *(told if what.endswith("it calls") else ()), *_advice(what, result)]
+    return [said, *(told if what.endswith("and what it calls") else ()), *_advice(what, result)]
 
 
 def _in_calls(result: OperatorTableResult) -> str:
