@@ -37,8 +37,6 @@ BOUND = Bound(reads="a table of operators", num_bytes=64_000_000, rows=MAX_ROWS)
 MAX_NAME = 300
 _SNIFFED_BYTES, _LONGEST_LOG = 1 << 16, 1 << 22
 _PATTERNS = patterns_beside(__package__, "operator_table.toml")
-_LIBRARIES = ("nccl", "rccl", "c10d", "oneccl", "hccl", "hcom_")
-_COLLECTIVES = ("allreduce", "allgather", "reducescatter", "alltoall")
 _MOST_ERROR = 0.25
 """A share that is rounded more coarsely does not show the total, not even roughly."""
 _SAME = 0.01
@@ -48,7 +46,6 @@ _MOST_TABLES = 3  # after the first
 _MOST_RANKS = 64
 _MANY_CALLS = 1_000  # fewer allocations are those of a start
 _LONGEST = 4_000  # characters of a header
-_AGAIN = "profile again: a few steps after warming up, with torch.profiler of a newer torch"
 _ONLY_FIRST = "Of several runs or processes, the first is read: keep each in a file of its own."
 _SUMS = ("total", "sum")  # names of rows that are no operators
 _TEXTS = ("Name", "Overload Name", "Full Name", "Input Shapes", "Source Location")
@@ -110,8 +107,8 @@ def read_operator_table(source: str) -> OperatorTable:
     """Read the first tables of a file or of ranks; InputError if one is unreadable or empty."""
     if (paths := paths_of_logs(source, _MOST_RANKS)) != [source]:
         return _of_ranks({rank_in_name(path): read_operator_table(path) for path in paths})
-    text = _plain(whole(source, BOUND.num_bytes, _refuse))
-    text = _PATTERNS["single_events"].sub(_without_events, text)
+    text = _PATTERNS["polls"].sub(r"\1", _plain(whole(source, BOUND.num_bytes, _refuse)))
+    text = _PATTERNS["single_events"].sub(r"\1", text)
     if len(parts := _by_rank(text)) > 1 and None not in parts:
         return _of_ranks({at: _operators(source, [*_whole_lines(p)]) for at, p in parts.items()})
     if not _PATTERNS["header"].search(text):
@@ -126,12 +123,6 @@ def read_operator_table(source: str) -> OperatorTable:
                 return _with_start(source, text, table)
         text = _events(text) or text
     return _operators(source, [*_rooted(_whole_lines(text.splitlines()))])
-
-
-def _without_events(found: re.Match[str]) -> str:
-    """A cProfile of torch.utils.bottleneck, whose polls may be waits for the data loader."""
-    polls = ("'select.poll' objects}", "'select.poll'} for enumerate(DataLoader)")
-    return found[1].replace(*polls) if found["loads"] else found[1]
 
 
 def _by_rank(text: str) -> dict[int | None, list[str]]:
@@ -160,7 +151,6 @@ def _of_ranks(tables: Mapping[int | None, OperatorTable]) -> OperatorTable:
 
 def _with_start(source: str, text: str, table: OperatorTable) -> OperatorTable:
     """A table of kernels, with the calls of CUDA's API if these or allocations take far longer."""
-    has_copies = any("memcpy" in one.name for one in table.operators)
     for header, layout in _layouts() if table.device else ():
         if "calls of CUDA's API" in layout.program and (found := header.search(text)):
             calls = _listed(source, text, found, layout)
@@ -168,7 +158,7 @@ def _with_start(source: str, text: str, table: OperatorTable) -> OperatorTable:
             waits = sum(o.cpu_ns for o in calls.operators if _PATTERNS["waits"].search(o.name))
             often = (o for o in calls.operators if o.num_calls >= _MANY_CALLS)
             is_churn = sum(o.cpu_ns for o in often if _PATTERNS["allocates"].match(o.name)) > busy
-            if is_churn or (has_copies and waits + busy < spent // 50):
+            if is_churn or waits + busy < spent // 50:
                 both = (*table.operators, *calls.operators)
                 return msgspec.structs.replace(table, operators=both, self_cpu_ns=calls.self_cpu_ns)
     return table
@@ -327,7 +317,7 @@ def _operators(source: str, every: Sequence[str], num_before: int = 0) -> Operat
             operators.append(made)
     signed = (f"Self {device} %", f"{device} total %", "CPU total %")
     if any(_PATTERNS["negative"].match(row.get(at, "")) for row, at in product(rows, signed)):
-        refusing("a table with times above 0", _AGAIN)(source, "times below 0: all are wrong")
+        _refuse(source, "times below 0: all are wrong")
     if not operators:
         _refuse(source, f"no readable row, {num_broken:,} unreadable rows")
     notes = [f"Unreadable rows, skipped: {num_broken:,}."] * (num_broken > 0)
@@ -494,10 +484,7 @@ def _shares(row: Mapping[str, str], what: str) -> Iterator[tuple[str, str]]:
 
 def _kind(name: str) -> CollectiveKind:
     kind: CollectiveKind = classifier_for(CommunicationConfig()).verdict(name).kind
-    low = name.lower()
-    is_named = low.replace("_", "").startswith(_COLLECTIVES)
-    is_named |= any(one in low for one in _LIBRARIES)
-    return (is_named and collective_kind(name)) or kind
+    return (_PATTERNS["of_library"].search(name) and collective_kind(name)) or kind
 
 
 def _operator(row: Mapping[str, str], device: str) -> TableOperator | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from functools import cache
 from itertools import chain
 
 from distprof.artefacts.records import FRAME, LIBRARY, main_stack
@@ -17,16 +16,10 @@ _Listed = tuple[tuple[int | None, ...], tuple[str, ...]]  # ranks and their call
 _HOW = patterns_beside(__package__, "stacks.toml", LIBRARY=LIBRARY.pattern)
 
 
-@cache
-def _telling() -> list[tuple[str, re.Pattern[str]]]:
-    """Parts of paths, and the functions in such files that tell what a rank waits for."""
-    table = table_beside(__package__, "stacks.toml")["telling"]
-    return [(part, re.compile(name)) for part, name in table.items()]
-
-
 def _tells(path: str, name: str) -> bool:
     """Whether a function of a library tells what a rank waits for."""
-    return any(part in path and how.match(name) for part, how in _telling())
+    telling = table_beside(__package__, "stacks.toml")["telling"]
+    return any(part in path and re.match(how, name) for part, how in telling.items())
 
 
 def stacks_in(text: str, *, is_crash: bool = False) -> tuple[tuple[str, ...], int | None, int]:
@@ -61,10 +54,9 @@ def stacks_in(text: str, *, is_crash: bool = False) -> tuple[tuple[str, ...], in
         return tuple(f"{name} (kernel)" for name in names), rank, len(names)
     if _HOW["on_gpu"].match(first):
         session = [*_leading(lines, _HOW["in_cuda_gdb"])]  # of one process
-        listed = filter(None, map(_HOW["on_gpu"].match, session))
-        native = [line for line in session if line.startswith("#") and "<<<" not in line]
-        kernels = dict.fromkeys(f"{one[1]} (on the GPU)" for one in listed)
-        return (*kernels, *calls_of(native, _HOW["native"])), rank, len(session)
+        rows = map(_HOW["on_gpu"].match, session)
+        kernels = dict.fromkeys(f"{one[1]} (on the GPU)" for one in rows if one)
+        return (*kernels,), rank, len(session)
     if _HOW["threads"].match(first):
         listed = "\n".join(_leading(lines[1:], _HOW["in_threads"]))
         return _native(_HOW["in_threads"].sub(r"Thread \1 (LWP \1):\n#0  ", listed).splitlines())
@@ -80,8 +72,7 @@ def stacks_in(text: str, *, is_crash: bool = False) -> tuple[tuple[str, ...], in
         frames = list(_leading(own, _HOW["recorded"]))
         return calls_of(frames, _HOW["recorded"]), rank, len(frames)
     for_gil = ("take_gil (native)",) * any("Waiting for the GIL" in line for line in lines[:2])
-    is_debugged = bool(for_gil) or "most recent call first" in first
-    pattern = _HOW["debugged" if is_debugged else "spied"]
+    pattern = _HOW["debugged" if for_gil or "most recent call first" in first else "spied"]
     own = [f"    {call}" for call in _HOW["in_one_line"].findall(first)] or own
     count = 1 + len([*_leading(lines[1:], _HOW["in_dump"])])
     frames = list(_leading(own, pattern))

@@ -1159,21 +1159,18 @@ def _crash(output: JobOutput) -> EndingResult | None:
     what = event.fields.get("what", "the output does not name the signal")
     stack = next((s for s in output.stacks if s.file == event.file and s.line >= event.line), None)
     call = stack.calls[0] if stack else ""
-    at = stacks_of(replace(output, stacks=(stack,)))[0].activity if stack else ""
-    is_own = bool(call) and at not in words().kinds["shared"]
-    of_nccl = "libnccl" if re.match(r"p?nccl[A-Z]|\w+ \(distributed_c10d", call) else ""
-    library = event.fields.get("library", of_nccl if "nccl" in call.partition(" ")[0] else "")
+    is_own = bool(call) and not words().search("in_library", call)
+    library = event.fields.get("library", "libnccl" * bool(re.match("p?nccl[A-Z]", call)))
     is_bus = "SIGBUS" if re.search("Bus [Ee]rror|SIGBUS", what) else ""
     meaning = words().meanings["SIGBUS"].replace(" (bus error)", "") if is_bus else ""
     how = "assert" if what.startswith("Check failed") else "signal"
-    own = () if library or of_nccl else advice_on(how, f"SIGSEGV: {what}")
-    own = (f"Read the code of {call}.",) if is_own else own
+    own = (f"Read the code of {call}.",) * is_own
+    own = own or (() if library else advice_on(how, f"SIGSEGV: {what}"))
     only = "" if event.rank is not None else capitalized(_only_ended(output))
     where = f"{library and f' in {library}'}{meaning}"
     line, steps = _refined(output, "loader" if is_bus else "crash", (what, ()))
     text = f"{only or _subject(event)} crashed: {line[:_MAX_QUOTE]}{where * (not steps)}."
-    about = library or of_nccl or f"what: {what}"
-    steps = steps or (*advice_on("crash", about), *advice_on("signal", is_bus))
+    steps = steps or (*advice_on("crash", library or f"what: {what}"), *advice_on("signal", is_bus))
     why = (words().says("last call" if is_own else "in a library", place=call),) if call else ()
     return _made("crash", text, event, *steps, *own, why=why)
 

@@ -56,9 +56,7 @@ def _activity(calls: Sequence[str]) -> str:
     known = [
         name for call in calls for name, one in activities.items() if re.match(one.pattern, call)
     ]
-    known = [
-        name for name in known if name not in ("children", "subprocess", "idle thread")
-    ] or known
+    known = [name for name in known if name not in words().kinds["least"]] or known
     if known[:1] == ["idle thread"] and any(".py:" in call for call in calls):
         return ""
     first = (name for name in words().kinds["telling"] if name in known)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -383,22 +382,20 @@ def _known_work(result: OperatorTableResult) -> list[str]:
     if total is None or not (result.self_cpu_ns or len({row.name for row in rows}) >= _FEWEST_ROWS):
         return []
     each = {name: min(ns, total) for name, ns in _by_name(result).items()}
-    add = sum if _in_calls(result) else partial(max, default=0)  # calls of CUDA hold no others
+    add = sum if _in_calls(result) else max  # calls of CUDA hold no others
     spent = {
-        what: add([ns for name, ns in each.items() if re.search(known, name)])
+        what: add([0, *(ns for name, ns in each.items() if re.search(known, name))])
         for what, known in _TABLE["work"].items()
     }
     outside = [row.self_cpu_ns for row in rows if row.name.startswith(_STEP)]
     spent["Python code outside of operators"] = sum(outside)
     longest = max(row.self_cpu_ns for row in rows)
-    places = [row for row in rows if re.search(_TABLE["place"], row.name)]
-    holding = [row for row in places if row.cpu_ns >= 2 * longest]
-    inner = [row for row in holding if 2 * row.cpu_ns >= total][:1]
-    if inner and inner[0].num_calls == 1:  # it holds the program: what it calls often says more
-        often = [row for row in holding if row.num_calls > _FEW_CALLS]
-        inner = [row for row in often[-1:] if row.cpu_ns >= MIN_KNOWN_RATIO * total] or inner
-    for row in inner if max(spent.values()) < total / 3 else ():
-        spent[f"{_named(row)} and what it calls"] = row.cpu_ns
+    least = max(3 * longest / 2, MIN_KNOWN_RATIO * total)
+    places = [r for r in rows if r.cpu_ns >= least and re.search(_TABLE["place"], r.name)]
+    near_half = sorted(places, key=lambda r: (r.num_calls == 1, abs(2 * r.cpu_ns - total)))
+    for row in near_half[:1] if max(spent.values()) < total / 3 else ():
+        if row.num_calls > 1 or 2 * row.cpu_ns >= total:  # one call may hold all others
+            spent[f"{_named(row)} and what it calls"] = row.cpu_ns
     most = max(spent.values())
     if most < max(MIN_KNOWN_RATIO * total, 1, longest):
         return []
@@ -414,13 +411,12 @@ def _known_work(result: OperatorTableResult) -> list[str]:
     if not result.self_cpu_ns and spent[what] == total:  # the row itself is all that is known
         share, of = "The longest row", "an unknown whole"
     said = f"{share} of {where} is {what}: {format_duration(spent[what])} of {of}."
-    if len(said.partition(": ")[0]) > MAX_HEADLINE and what.endswith("and what it calls"):
-        where += " shown" * (not result.self_cpu_ns)
-        ratio, much = format_ratio(spent[what] / total), format_duration(spent[what])
-        said = f"{what} take {ratio} of {where}: {much} of {format_duration(total)}."
-    below = [r for r in places if MIN_KNOWN_RATIO * total <= r.cpu_ns < _NEARLY * spent[what]]
-    told = [_say("below", rows=_longest(below, "cpu_ns"))] * bool(below)
-    return [said, *(told if what.endswith("and what it calls") else ()), *_advice(what, result)]
+    if what.endswith("and what it calls"):
+        holds = _say("holds", what=what, where=where, much=_share(spent[what], total))
+        said = holds if len(said.partition(": ")[0]) > MAX_HEADLINE else said
+        others = [r for r in places if r.cpu_ns < _NEARLY * total and r not in near_half[:1]]
+        return [said, *([_say("also hold", rows=_longest(others, "cpu_ns"))] * bool(others))]
+    return [said, *_advice(what, result)]
 
 
 def _in_calls(result: OperatorTableResult) -> str:
@@ -719,9 +715,9 @@ def _operators(result: OperatorTableResult) -> list[str]:
         idle = _say("idle", busy=busy, of=of)
         if is_waiting:
             known, idle = known[:1], _say("idle after waits", busy=busy, of=of)
-        known = known or _of_one_row(result)
-        is_first = known and re.match("Most of|.* itself takes ", known[0])
-        is_first = is_first and "(100 %)" not in known[0]
+        called = _of_one_row(result)
+        known = known or called * bool(re.match(_TABLE["call"], "".join(called)))
+        is_first = known and re.match("Most of|.* itself ", known[0]) and "(100 %)" not in known[0]
         lead = [*known, idle] if is_first or is_waiting else [idle, *known]
         if 0 < max(row.num_calls for row in result.rows) <= _FEW_CALLS:
             lead.append(_TABLE["first"])
@@ -793,10 +789,8 @@ def _advised(top: TableRow) -> list[str]:
 
 def _of_top(top: TableRow) -> list[str]:
     """What to do about the row that takes the GPU longest, if that is known."""
-    said = _advised(top)
-    if top.num_calls >= _MANY_CALLS and top.self_device_ns < _SHORT_NS * top.num_calls:
-        said.append("Its calls take less time than their launches: do the same in fewer, larger ones.")
-    return said
+    are_short = top.num_calls >= _MANY_CALLS and top.self_device_ns < _SHORT_NS * top.num_calls
+    return _advised(top) + [_TABLE["say"]["short calls"]] * are_short
 
 
 def _cut(chip: str, listed: float, *, is_known: bool = False) -> str:
