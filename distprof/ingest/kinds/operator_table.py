@@ -45,9 +45,7 @@ _TOTALS = ("self_cpu_ns", "self_device_ns")
 _MOST_TABLES = 3  # after the first
 _MOST_RANKS = 64
 _MANY_CALLS = 1_000  # fewer allocations are those of a start
-_LONGEST = 4_000  # characters of a header
 _ONLY_FIRST = "Of several runs or processes, the first is read: keep each in a file of its own."
-_SUMS = ("total", "sum")  # names of rows that are no operators
 _TEXTS = ("Name", "Overload Name", "Full Name", "Input Shapes", "Source Location")
 _CALLS = ("# of Calls", "Number of Calls", "Calls", "Occurrences")
 _DRAWN = str.maketrans("│┃║¦", "||||")
@@ -107,7 +105,9 @@ def read_operator_table(source: str) -> OperatorTable:
     """Read the first tables of a file or of ranks; InputError if one is unreadable or empty."""
     if (paths := paths_of_logs(source, _MOST_RANKS)) != [source]:
         return _of_ranks({rank_in_name(path): read_operator_table(path) for path in paths})
-    text = _PATTERNS["polls"].sub(r"\1", _plain(whole(source, BOUND.num_bytes, _refuse)))
+    text = _plain(whole(source, BOUND.num_bytes, _refuse))
+    if _PATTERNS["loads"].search(text):
+        text = _PATTERNS["polls"].sub("enumerate(DataLoader)", text)
     text = _PATTERNS["single_events"].sub(r"\1", text)
     if len(parts := _by_rank(text)) > 1 and None not in parts:
         return _of_ranks({at: _operators(source, [*_whole_lines(p)]) for at, p in parts.items()})
@@ -313,7 +313,7 @@ def _operators(source: str, every: Sequence[str], num_before: int = 0) -> Operat
             one.fill(row, what)
         made = _operator(row, device)
         num_broken += made is None and "0.000us" not in row.values()  # [memory] has no time
-        if made is not None and made.name.lower() not in _SUMS:
+        if made is not None and made.name.lower() not in ("total", "sum"):
             operators.append(made)
     signed = (f"Self {device} %", f"{device} total %", "CPU total %")
     if any(_PATTERNS["negative"].match(row.get(at, "")) for row, at in product(rows, signed)):
@@ -389,7 +389,7 @@ def _header(line: str) -> tuple[list[str], str, list[str]] | None:
     """Columns, what a launcher prints before them, and the line itself if it is a row."""
     if found := _PATTERNS["header"].match(line):
         before = found[1].rstrip()
-        head = line[len(found[1]) :][:_LONGEST]
+        head = line[len(found[1]) :][:4_000]  # no header is longer
         head = re.sub(" [TA](?=otal|ime|vg)", lambda one: one[0].lower(), head)
         head = re.sub(r"\b(\w+) time\b(?! avg)(?!.*\b\1 total\b)", r"\1 total", head)
         head = re.sub(r"(Self \w+) total", r"\1", head.replace("GPU", "CUDA"))  # as torch prints it
