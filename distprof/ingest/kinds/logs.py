@@ -436,6 +436,7 @@ def _is_output(path: str, *, is_alone: bool) -> bool:
         is_ended = bool(found & _ENDED) and foreign and foreign.name.startswith(_WITHOUT_TIMES)
         is_foreign = (foreign is not None and not is_ended) or found == {"remedy"}
         is_other = is_foreign or fits_nccl_log(path) or fits_training_log(path, least=least)
+        is_other |= _is_table_below_title(path)
         return is_alone and not (is_other or fits_device_log(path))
     start = beginning(path, _SMALL).decode("latin-1")
     if kinds <= _ERROR and (not is_alone or _HOW["overcome"].search(start)):

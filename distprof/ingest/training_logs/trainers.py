@@ -431,7 +431,8 @@ class LightningGrammar(Grammar):
         totals = (row for way in ("stats", "by_total") for row in _PATTERNS[way].findall(block))
         found += ((name, b"", *rest[::-1]) for name, *rest in totals)
         for name, mean, calls, total in found:
-            each, whole, count = to_float(mean), to_float(total), int(calls or 0)
+            each, whole, count = to_float(mean), to_float(total), int(calls.strip(b"_") or 0)
+            each, count = (whole, 1) if mean == b"-" else (each, count)
             count = count or (round(whole / each) if whole and each else 0)
             each = each if mean or not whole or not count else whole / count
             self._means[name.decode("utf-8", "replace")] = (each, count)
@@ -439,6 +440,7 @@ class LightningGrammar(Grammar):
     def finish(self) -> None:
         """A batch and its loading make an iteration."""
         means = self._means
+        everything = means.pop("Total", (0.0, 1))[0] or 0.0
         steps = [each for name, each in means.items() if _PATTERNS["step"].search(name.encode())]
         longest = max(steps, key=lambda each: each[0] or 0.0, default=None)
         parts = [means.get(name, (0.0, 0)) for name in _PARTS]
@@ -452,6 +454,7 @@ class LightningGrammar(Grammar):
             name: mean * calls / count
             for name, (mean, calls) in means.items()
             if mean is not None and calls >= count and not name.startswith("run_training")
+            if not _PATTERNS["elsewhere"].search(name.encode())
         }
         seconds += sum(each for name, each in whole.items() if name.endswith(_NEXT))
         around = {name: each for name, each in whole.items() if name.endswith(_HOOKS[:-1])}
@@ -468,6 +471,6 @@ class LightningGrammar(Grammar):
         once = ((m * num, num, n) for n, (m, num) in means.items() if m and n not in whole)
         spent, num, name = max((one for one in once if one[2][:4] != "run_"), default=(0.0, 0, ""))
         if 2 * spent > seconds * count:  # a third of all
-            share = format_ratio(spent / (spent + seconds * count))
-            took = format_duration(round(spent * 1e9))
+            share = format_ratio(spent / max(spent + seconds * count, everything))
+            took, name = format_duration(round(spent * 1e9)), re.sub(r"^\[\w+\]", "", name)
             self.notes.append(NOTES["outside"].format(name, share, took, num))

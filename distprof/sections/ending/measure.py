@@ -1157,19 +1157,21 @@ def _crash(output: JobOutput) -> EndingResult | None:
         return None
     event = min(events, key=lambda e: ("library" not in e.fields, "what" not in e.fields))
     what = event.fields.get("what", "the output does not name the signal")
-    library = event.fields.get("library", "")
+    stack = next((s for s in output.stacks if s.file == event.file and s.line >= event.line), None)
+    call = stack.calls[0] if stack else ""
+    is_own = bool(call) and not words().search("in_library", call)
+    library = event.fields.get("library", "libnccl" * bool(re.match("p?nccl[A-Z]", call)))
     is_bus = "SIGBUS" if re.search("Bus [Ee]rror|SIGBUS", what) else ""
     meaning = words().meanings["SIGBUS"].replace(" (bus error)", "") if is_bus else ""
     how = "assert" if what.startswith("Check failed") else "signal"
-    stack = next((s for s in output.stacks if s.file == event.file and s.line >= event.line), None)
-    own = () if library else advice_on(how, "SIGSEGV")
-    own = (f"Read the code of {stack.calls[0]}.",) if stack else own
+    own = (f"Read the code of {call}.",) * is_own
+    own = own or (() if library else advice_on(how, f"SIGSEGV: {what}"))
     only = "" if event.rank is not None else capitalized(_only_ended(output))
     where = f"{library and f' in {library}'}{meaning}"
     line, steps = _refined(output, "loader" if is_bus else "crash", (what, ()))
     text = f"{only or _subject(event)} crashed: {line[:_MAX_QUOTE]}{where * (not steps)}."
     steps = steps or (*advice_on("crash", library or f"what: {what}"), *advice_on("signal", is_bus))
-    why = (words().says("last call", place=stack.calls[0]),) if stack else ()
+    why = (words().says("last call" if is_own else "in a library", place=call),) if call else ()
     return _made("crash", text, event, *steps, *own, why=why)
 
 
@@ -2088,6 +2090,7 @@ def _why_mixed(output: JobOutput) -> str:
 def _hinted(output: JobOutput, kind: str = "hint") -> EndingResult | None:
     """What a warning, or a quoted error within a sentence, says if nothing else is known."""
     events = [e for e in _of(output, kind) if _row(e).says or _is_of_program(e)]
+    events.sort(key=lambda e: "pid" in e.fields)  # what a process waits for says more
     if not events or not _is_at_end(events[0], output):
         return None
     if "type" not in events[0].fields:
