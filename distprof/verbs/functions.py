@@ -135,7 +135,7 @@ def plan(
         layout: Judge only this layout, for example ``tp=8,pp=4``.
         params: Number of parameters, for a model without a name.
         shape: ``layers``, ``hidden``, ``heads`` and others of
-            :data:`distprof.verbs.plan.layout.SHAPE`, for a model without a name.
+            :data:`distprof.sections.efficiency.models.SHAPE_KEYS`, for a model without a name.
         compute_efficiency: Share of the dense peak that kernels reach.
         link_efficiency: Share of nominal bandwidth that links reach.
         reserve: Share of GPU memory that stays free.
@@ -146,13 +146,13 @@ def plan(
         UsageError: If arguments contradict each other, or a name is unknown.
     """
     from distprof.errors import UsageError
-    from distprof.verbs.plan.layout import SHAPE
+    from distprof.sections.efficiency.models import SHAPE_KEYS
 
     given = dict(shape or {})
-    unknown = sorted(set(given) - set(SHAPE))
+    unknown = sorted(set(given) - set(SHAPE_KEYS))
     if unknown:
         raise UsageError(
-            f"unknown keys in shape: {', '.join(unknown)}. Choose from {', '.join(SHAPE)}"
+            f"unknown keys in shape: {', '.join(unknown)}. Choose from {', '.join(SHAPE_KEYS)}"
         )
     options = {
         "model": model,
@@ -168,7 +168,7 @@ def plan(
         "link_efficiency": link_efficiency,
         "reserve": reserve,
         "fp32_gradients": fp32_gradients,
-        **{name: given.get(name) for name in SHAPE},
+        **{name: given.get(name) for name in SHAPE_KEYS},
     }
     return plan_of(options, most=most)
 

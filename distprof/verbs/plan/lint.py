@@ -31,6 +31,7 @@ from distprof.units import format_bytes, format_duration, format_ratio
 from distprof.verbs.plan import ConfigurationFinding, ConfigurationResult, Lint
 from distprof.verbs.plan.estimate import estimate, footprint
 from distprof.verbs.plan.layout import (
+    KINDS,
     LAYOUT_KEYS,
     Layout,
     Question,
@@ -46,19 +47,6 @@ BOUND = Bound(
     reads="a layout for distprof plan --lint", num_bytes=_MOST_BYTES, depth=100, seconds_per_mb=30
 )
 
-_OWN = {
-    "model.name": "model",
-    **{f"model.{key}": f"shape.{key}" for key in SHAPE_KEYS},
-    "model.params": "params",
-    "cluster.gpus": "gpus",
-    "cluster.gpu": "gpu",
-    "cluster.gpus_per_node": "gpus_per_node",
-    "cluster.inter_node": "inter_node",
-    "training.batch": "batch",
-    "training.sequence": "sequence",
-    **{f"layout.{key}": key for key in LAYOUT_KEYS},
-}
-
 _FLAGS = frozenset({"zero-1", "fsdp", "recompute", "gated"})
 
 _ZERO = {0: "ddp", 1: "zero-1", 2: "zero-2", 3: "fsdp"}
@@ -69,7 +57,10 @@ _MEGATRON = "Megatron arguments"
 @cache
 def _names() -> dict[str, dict[str, str]]:
     """What distprof calls the values of each kind of configuration, by key."""
-    return {"distprof": _OWN, **table_beside(__package__, "configurations.toml")}
+    table = table_beside(__package__, "configurations.toml")
+    own = {f"model.{key}": f"shape.{key}" for key in SHAPE_KEYS}
+    own |= {f"layout.{key}": key for key in LAYOUT_KEYS}
+    return {**table, "distprof": own | table["distprof"]}
 
 
 class JobFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -261,16 +252,6 @@ def _torchtitan(file: JobFile, rest: int) -> dict[str, int | str]:
     return {**mesh, "sharding": "hsdp", "shards": divided}
 
 
-_CAN_RUN = frozenset(
-    {
-        "tensor parallelism leaves the fast domain",
-        "sequence too short to share",
-        "too few micro-batches",
-    }
-)
-"""Objections to layouts that can still run."""
-
-
 def check_layout(
     question: Question,
     layout: Layout,
@@ -302,7 +283,7 @@ def configured(question: Question, layout: Layout) -> ConfigurationResult:
     result = ConfigurationResult(
         layout=layout, objections=tuple(found), usable_bytes=question.usable_bytes
     )
-    if any(objection.kind not in _CAN_RUN for objection in found):
+    if any(objection.kind not in KINDS["can run"] for objection in found):
         return result
     larger = None
     if layout.pp == 1 and layout.micro_batches % 2 == 0:

@@ -12,7 +12,14 @@ from msgspec.structs import replace
 from distprof.units import format_bytes
 from distprof.verbs.plan import ClusterFacts, Estimate, MemoryParts, ModelFacts, Plan, Rejection
 from distprof.verbs.plan.estimate import estimate, footprint
-from distprof.verbs.plan.layout import Layout, Objection, Question, assumptions, objections
+from distprof.verbs.plan.layout import (
+    KINDS,
+    Layout,
+    Objection,
+    Question,
+    assumptions,
+    objections,
+)
 from distprof.version import __version__
 
 _TENSOR_LIMIT = 2
@@ -119,22 +126,13 @@ def _meshes(question: Question, rejections: _Rejections) -> Iterator[Layout]:
                         dp=dp, tp=tp, pp=pp, cp=cp, ep=ep,
                         micro_batches=max(pp, question.batch // dp),
                     )  # fmt: skip
-                    against = [o for o in _against(question, mesh) if o.kind in _OF_MESH]
+                    against = [o for o in _against(question, mesh) if o.kind in KINDS["of mesh"]]
                     if not against:
                         yield mesh
                         continue
                     rejections.add(against[0])
-                    if against[0].kind in _OF_STAGES:
+                    if against[0].kind != "experts not divisible":  # no other ep helps
                         break
-
-
-_OF_STAGES = (
-    "heads not divisible",
-    "tensor parallelism leaves the fast domain",
-    "more stages than layers",
-    "sequence too short to share",
-)
-_OF_MESH = (*_OF_STAGES, "experts not divisible")
 
 
 def _variants(question: Question, mesh: Layout, rejections: _Rejections) -> Iterator[Layout]:
