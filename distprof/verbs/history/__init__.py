@@ -21,7 +21,7 @@ from distprof.artefacts.record import grouped, made_from
 from distprof.artefacts.summary_file import Fingerprint, SummaryFile, differences
 from distprof.costs.repeats import compare_pairs, pseudo_median
 from distprof.verbs import Displayed
-from distprof.verbs.gate import FEWEST_SESSIONS, Decision, decide
+from distprof.verbs.gate import FEWEST_SESSIONS, Decision, decide, plain
 from distprof.verbs.gate.baseline import METRICS, Metric
 from distprof.version import __version__
 
@@ -280,8 +280,7 @@ class _Judge(msgspec.Struct, frozen=True, kw_only=True):
         return math.log1p(self.tolerance) if self.metric.scale == "ratio" else self.tolerance
 
     def _centre(self, commit: _Commit) -> float:
-        centre = float(pseudo_median(self._additive(commit.values)))
-        return math.exp(centre) if self.metric.scale == "ratio" else centre
+        return plain(float(pseudo_median(self._additive(commit.values))), self.metric.scale)
 
     def _additive(self, values: Iterable[float]) -> list[float]:
         return [math.log(value) if self.metric.scale == "ratio" else value for value in values]
@@ -333,9 +332,7 @@ class _Judge(msgspec.Struct, frozen=True, kw_only=True):
             return None, None
         data = np.asarray(self._additive(values))
         around = compare_pairs(np.zeros(len(data)), data)
-        if self.metric.scale != "ratio":
-            return around.low, around.high
-        return math.exp(max(around.low, -700.0)), math.exp(min(around.high, 700.0))
+        return plain(around.low, self.metric.scale), plain(around.high, self.metric.scale)
 
 
 _CHANGED = ("regressed", "improved")

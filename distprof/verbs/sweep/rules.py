@@ -8,8 +8,8 @@ from distprof.costs.transformer import critical_batch
 from distprof.escape import fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
 from distprof.terms import Confidence, Severity
-from distprof.units import format_duration, format_ratio
-from distprof.verbs.sweep import CAUSES, ScalingResult, ScalingSize
+from distprof.units import format_ratio
+from distprof.verbs.sweep import CAUSES, ScalingResult, ScalingSize, says
 
 
 def larger_sizes(scaling: ScalingResult) -> list[ScalingSize]:
@@ -51,14 +51,13 @@ def efficiency_below_target(scaling: ScalingResult, limits: Limits) -> Iterator[
     if not below:
         return
     worst = below[-1]
-    since = f" It falls below the target at {below[0].num_ranks} ranks." if len(below) > 1 else ""
+    found = {"scaling": scaling, "worst": worst, "interval": _interval(worst), "target": target}
+    message = says("below target", mode=str(scaling.mode).capitalize(), **found)
+    if len(below) > 1:
+        message += f" It falls below the target at {below[0].num_ranks} ranks."
     yield Draft(
         headline=f"Scaling is {format_ratio(worst.efficiency)} efficient, below the target",
-        message=(
-            f"{str(scaling.mode).capitalize()} scaling from {scaling.baseline_ranks} to"
-            f" {worst.num_ranks} ranks{_interval(worst)}; the target is"
-            f" {format_ratio(target)}.{since}"
-        ),
+        message=message,
         fix=advice("efficiency-below-target", num_ranks=below[0].num_ranks),
         cost_ns_per_step=max(worst.lost_ns, 1),
         evidence=("scaling.sizes",),
@@ -98,11 +97,7 @@ def scaling_loss_dominated(scaling: ScalingResult, limits: Limits) -> Iterator[D
             f"Scaling loses {format_ratio(lost)} of the step, most to {worst.cause}",
             f"Scaling loses {format_ratio(lost)} of the step",
         ),
-        message=(
-            f"From {scaling.baseline_ranks} to {largest.num_ranks} ranks,"
-            f" {format_duration(largest.lost_ns)} of {format_duration(largest.step_ns)} are lost,"
-            f" and {alone} ({format_duration(worst.lost_ns)})."
-        ),
+        message=says("dominated", scaling=scaling, size=largest, alone=alone, worst=worst),
         fix=advice(
             "scaling-loss-dominated",
             next(field for field, cause in CAUSES.items() if cause == worst.cause),
@@ -139,12 +134,7 @@ def small_batch_at_scale(scaling: ScalingResult, limits: Limits) -> Iterator[Dra
         return
     yield Draft(
         headline=f"On {size.num_ranks:,} ranks, transfers take longer than computation",
-        message=(
-            f"A step computes for"
-            f" {format_duration(size.computation_ns)} and transfers for"
-            f" {format_duration(size.transfer_ns)}, of which"
-            f" {format_duration(size.exposed_transfer_ns)} are exposed: {_batch(size, scaling)}."
-        ),
+        message=says("small batch", size=size, batch=_batch(size, scaling)),
         cost_ns_per_step=size.exposed_transfer_ns,
         confidence=Confidence.INFERRED,
         evidence=("scaling.sizes",),
