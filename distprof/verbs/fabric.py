@@ -245,10 +245,7 @@ def fabric_tables(profile: FabricFile, *, show_all: bool) -> Iterator[TableView 
         _FIT,
         [curve for curve in profile.curves if curve.fit is not None],
         caption="fitted: time = steps · α + bus factor · bytes · β",
-        notes=(
-            "Steps are those of a ring. Below the crossover, latency exceeds transfer time. The"
-            " residual is the median deviation of times from the fit.",
-        ),
+        notes=(_say("fits"),),
     )
     if show_all or len(profile.curves) == 1:
         yield from map(_point_table, profile.curves)

@@ -261,8 +261,7 @@ def _nothing(source: str) -> InputError:
         found = "an empty folder" if path.is_dir() else "no file or folder with that name"
     return InputError(
         source,
-        expected="dumps of torch's Flight Recorder, such as nccl_trace_rank_0 or "
-        f"rank00000/{FLIGHT_FILE}, or logs and Python stacks of a job that failed or stands still",
+        expected=words().says("evidence", file=FLIGHT_FILE),
         found=found,
         fix=words().said["no dumps"],
     )

@@ -14,9 +14,7 @@ from distprof.sections.table import Column, TableView, counted, facts_table, pre
 from distprof.units import fold_ranks, format_duration, name_ranks
 from distprof.verbs.hang import HangReport, HangState, RankPosition, StuckOperation
 
-_FEW_GROUPS = 8
-_FEW_RANKS = 8
-_FEW_LINES = 8
+_FEW = 8
 _FEW_CADENCES = 5
 _FEW_CALLS = 6
 _FEW_SENTENCES = 3
@@ -47,7 +45,7 @@ def hang_tables(report: HangReport, *, show_all: bool) -> Iterator[TableView | N
     if report.operation is not None and is_hang:
         yield facts_table("First divergent operation", _operation_facts(report.operation))
     if len(report.roots) > 1:
-        roots = report.roots if show_all else report.roots[:_FEW_RANKS]
+        roots = report.roots if show_all else report.roots[:_FEW]
         more = _others(len(report.roots) - len(roots), "cause")
         yield rows_table("Independent causes", _ROOT, roots, notes=more)
     if report.groups and is_hang:
@@ -56,7 +54,7 @@ def hang_tables(report: HangReport, *, show_all: bool) -> Iterator[TableView | N
         yield _rank_table(report, show_all=show_all)
     blamed = set(report.culprits)
     lines = sorted(report.log_lines, key=lambda line: line.rank not in blamed)
-    shown = lines if show_all else lines[:_FEW_LINES]
+    shown = lines if show_all else lines[:_FEW]
     yield rows_table("Logs", _LOG, shown, notes=_others(len(lines) - len(shown), "line"))
     yield _stack_table(report, show_all=show_all)
     cadence = sorted(report.cadence, key=lambda item: -item.count)
@@ -141,7 +139,7 @@ _CADENCE = (
 
 def _group_table(report: HangReport, *, show_all: bool) -> TableView | None:
     waiting = [g for g in report.groups if g.behind or g.pending or g.unknown or g.waits_on]
-    shown = report.groups if show_all else waiting[:_FEW_GROUPS]
+    shown = report.groups if show_all else waiting[:_FEW]
     return rows_table(
         "Process groups",
         _GROUP,
@@ -160,7 +158,7 @@ def _stack_table(report: HangReport, *, show_all: bool) -> TableView | None:
             Column("ranks", lambda stack: fold_ranks(stack.ranks)),
             Column("calls", lambda stack: " ← ".join(stack.calls[:most]), left=True, wrap=True),
         ),
-        report.stacks if show_all else report.stacks[:_FEW_RANKS],
+        report.stacks if show_all else report.stacks[:_FEW],
         caption="innermost call first, rarest stack first",
     )
 
@@ -181,7 +179,7 @@ def _rank_table(report: HangReport, *, show_all: bool) -> TableView | None:
         same.setdefault(key, []).append(each)
     blamed = set(report.culprits)
     rows = sorted(same.items(), key=lambda item: (item[1][0].rank not in blamed, item[1][0].rank))
-    shown = rows if show_all else rows[:_FEW_RANKS]
+    shown = rows if show_all else rows[:_FEW]
 
     def position(title: str, i: int, *, stretch: bool = False, wide_only: bool = False) -> Column:
         return Column(
