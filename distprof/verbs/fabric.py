@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain, takewhile
-from typing import Any
 
 from distprof.artefacts.fabric_file import (
     BOTH_WAYS,
@@ -25,12 +24,12 @@ from distprof.formats import RenderOptions
 from distprof.sections.table import Column, TableView, counted, present, rows_table
 from distprof.units import (
     capitalized,
-    fill,
     format_bandwidth,
     format_bytes,
     format_duration,
     format_flop,
     format_ratio,
+    sentence,
 )
 
 _LOOSE_RATIO = 0.2
@@ -57,9 +56,8 @@ _OF_A_NODE = (*_PREFERRED[:3], "broadcast", "reduce")
 """Operations whose bus bandwidth is that of a node, not that of each rank."""
 
 
-def _say(sentence: str, **values: Any) -> str:
-    """A sentence of the table, with its values."""
-    return fill(table_beside(__package__, "fabric.toml")[sentence], **values)
+_TABLE = table_beside(__package__, "fabric.toml")
+_say = partial(sentence, _TABLE)
 
 
 def fabric_verdict(profile: FabricFile) -> str:
@@ -161,7 +159,7 @@ def _why_slow(curve: FabricCurve, speed: float, profile: FabricFile) -> str:
         return why
     if curve.num_nodes == 1:
         name = f"{profile.device} × {curve.group_size}"
-        rows = table_beside(__package__, "fabric.toml")["links"]
+        rows = _TABLE["links"]
         known = (
             said for said, least, what in rows if speed < least * 1e9 and re.search(what, name)
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from distprof.documents.html.blocks import (
     EMPTY,
@@ -16,16 +16,12 @@ from distprof.documents.html.blocks import (
 from distprof.sections.table import counted
 from distprof.units import format_bytes, format_duration, format_ratio
 from distprof.verbs.plan import Estimate, Plan
+from distprof.verbs.plan.layout import TABLE
 from distprof.verbs.plan.show import MEMORY, layout_name
 
 _MOST = 32
 """Maximum number of layouts drawn: further ones differ by less than the error of the model."""
-_PARTS = {
-    "compute_ns": ("computation", "computation"),
-    "exposed_ns": ("exposed_transfer", "exposed communication"),
-    "bubble_ns": ("bubble", "pipeline bubble"),
-    "optimizer_ns": ("optimizer", "optimizer"),
-}
+_PARTS: Mapping[str, tuple[str, str]] = TABLE["parts"]
 
 
 def figures(plan: Plan) -> Iterator[Part]:

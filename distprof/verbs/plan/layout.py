@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import chain
 from typing import Any, Literal
 
@@ -15,8 +16,11 @@ from distprof.errors import UsageError
 from distprof.hardware import SCALE_UP_LATENCY_S, Gpu, Link, Sheet, load_sheet, parse_bandwidth
 from distprof.options import whole_number
 from distprof.sections.efficiency.models import SHAPE_KEYS, preset, preset_sequence, shape_from
+from distprof.units import sentence
 
-KINDS: Mapping[str, list[str]] = table_beside(__package__, "objections.toml")["kinds"]
+TABLE = table_beside(__package__, "objections.toml")
+says = partial(sentence, TABLE["said"])
+KINDS: Mapping[str, list[str]] = TABLE["kinds"]
 """Kinds of objections: to the degrees of parallelism alone, and to layouts that can still run."""
 
 LEAST_EFFICIENCY = 1e-6
@@ -50,10 +54,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         if self.num_gpus < 1 or self.per_node < 1:
             raise UsageError("a cluster and a node need at least one GPU each")
         if self.num_gpus > self.per_node and self.num_gpus % self.per_node:
-            raise UsageError(
-                f"{self.num_gpus} GPUs do not fill nodes of {self.per_node}: choose a multiple, or"
-                " set --gpus-per-node"
-            )
+            raise UsageError(says("partly filled", cluster=self))
         if not LEAST_EFFICIENCY <= self.link_efficiency <= 1:
             raise UsageError(f"the efficiency of links must be from {LEAST_EFFICIENCY:g} to 1")
 
@@ -106,14 +107,16 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
 def assumptions(question: Question) -> tuple[str, ...]:
     """Assumptions of an estimate, one sentence each."""
-    said = table_beside(__package__, "objections.toml")["assumptions"]
     values = {
         "compute": 100 * question.compute_efficiency,
         "links": 100 * question.cluster.link_efficiency,
         "reserve": 100 * question.reserve_ratio,
         "state": 18 if question.fp32_gradients else 16,
     }
-    return tuple(one.format_map(values) for one in said[: None if question.model.experts else -1])
+    return tuple(
+        one.format_map(values)
+        for one in TABLE["assumptions"][: None if question.model.experts else -1]
+    )
 
 
 def question_of(options: Mapping[str, Any]) -> Question:

@@ -27,7 +27,6 @@ from distprof.rules.engine import run_rules
 from distprof.sections.efficiency.models import SHAPE_KEYS
 from distprof.sections.table import counted
 from distprof.terms import Severity
-from distprof.units import format_bytes, format_duration, format_ratio
 from distprof.verbs.plan import ConfigurationFinding, ConfigurationResult, Lint
 from distprof.verbs.plan.estimate import estimate, footprint
 from distprof.verbs.plan.layout import (
@@ -38,6 +37,7 @@ from distprof.verbs.plan.layout import (
     assumptions,
     objections,
     parse_layout,
+    says,
 )
 from distprof.version import __version__
 
@@ -90,8 +90,7 @@ def read_job_file(path: Path) -> JobFile:
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(
             source,
-            expected="a layout: distprof's TOML with [layout], torchtitan's JSON (written with"
-            " --debug.save_config_file) or TOML, Megatron arguments or DeepSpeed JSON",
+            expected=says("layout"),
             found=str(error)[:200],
         ) from error
     values: dict[str, Any] = {}
@@ -316,11 +315,7 @@ def _verdict(lint: Lint) -> str:
 def _facts(lint: Lint, *, show_all: bool) -> Iterator[str]:
     yield f"{lint.kind} · {lint.layout.text.replace(',', ', ')} · modelled"
     if lint.estimate is not None:
-        costs = lint.estimate
-        yield (
-            f"A step takes {format_duration(costs.step_ns)}, MFU {format_ratio(costs.mfu)},"
-            f" {format_bytes(costs.memory.total_bytes)} per GPU."
-        )
+        yield says("costs", costs=lint.estimate)
     if lint.not_read:
         chosen = lint.not_read if show_all else lint.not_read[:_FEW]
         left = len(lint.not_read) - len(chosen)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from functools import partial
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -12,7 +13,7 @@ from distprof.bounds import table_beside
 from distprof.rules.base import Finding, NotChecked
 from distprof.sections.base import Result
 from distprof.terms import Subject
-from distprof.units import fill
+from distprof.units import sentence
 from distprof.verbs import PARTS, Displayed
 
 Mode = Literal["weak", "strong"]
@@ -20,10 +21,7 @@ Mode = Literal["weak", "strong"]
 CAUSES = {f"{field}_ns": part.cause for field, part in PARTS.items()}
 """Causes of a loss by part of the step, in the order of display."""
 
-
-def says(name: str, **values: Any) -> str:
-    """A sentence of the table, with its values."""
-    return fill(table_beside(__package__, "show.toml")[name], **values)
+says = partial(sentence, table_beside(__package__, "show.toml"))
 
 
 class ScalingLoss(Record, frozen=True, kw_only=True):

@@ -22,15 +22,13 @@ from distprof.sections.table import counted
 from distprof.units import format_duration, format_ratio
 from distprof.verbs import PARTS
 from distprof.verbs.sweep import ScalingReport, ScalingResult, ScalingSize, says
-from distprof.verbs.sweep.show import LAWS, follows
+from distprof.verbs.sweep.show import LAWS, WIDEST, follows
 
 _MOST_TICKS = 10
 _HIGHEST = 1.5
 """Maximum end of the axis for single runs."""
 _LEAST_SHARE = 0.002
 """Minimum share of the step: thinner pieces are invisible."""
-_WIDEST = 4.0
-"""Maximum ratio of the ends of a meaningful interval: two repeats, for example, give wider ones."""
 _KINDS = {part.cause: part.kind for part in PARTS.values()}
 
 
@@ -120,7 +118,7 @@ def _size(chart: Chart, size: ScalingSize) -> Markup:
     at, low, high = _x(size.num_ranks), size.efficiency_low, size.efficiency_high
     text = f"{counted(size.num_ranks, 'rank')}: {format_ratio(size.efficiency)}"
     whisker = EMPTY
-    if low is not None and high is not None and high <= _WIDEST * low:
+    if low is not None and high is not None and high <= WIDEST * low:
         whisker = chart.whisker(at, low, high)
         text += f", 95 % {format_ratio(low)} to {format_ratio(high)}"
     return joined((whisker, chart.dot((at, size.efficiency), text)))

@@ -30,7 +30,7 @@ _PARAMETERS = {"serial": "s", "sigma": "σ", "kappa": "κ"}
 _GLYPHS = {part.cause: part.glyph for part in PARTS.values()}
 
 _MOST_SIZES = 6
-_WIDEST = 4.0  # maximum ratio of the ends of an interval: two repeats give wider ones
+WIDEST = 4.0  # maximum ratio of the ends of an interval: two repeats give wider ones
 _VAGUE = 0.3  # maximum width of an interval of efficiency that still predicts anything
 _NEAR = 0.02  # maximum deviation from the largest size, beyond noise, for an extrapolation
 _UNSTEADY = 1.25  # ratio of repeats above which the machine is probably busy
@@ -193,13 +193,13 @@ def _size_notes(sizes: Sequence[ScalingSize]) -> Iterator[str]:
 
 def _step_interval(size: ScalingSize) -> str:
     low, high = size.step_low_ns, size.step_high_ns
-    is_known = low is not None and high is not None and high <= _WIDEST * low
+    is_known = low is not None and high is not None and high <= WIDEST * low
     return f"{format_duration(low)} to {format_duration(high)}" if is_known else ""
 
 
 def _efficiency_interval(size: ScalingSize) -> str:
     low, high = size.efficiency_low, size.efficiency_high
-    if low is None or high is None or high > _WIDEST * low:
+    if low is None or high is None or high > WIDEST * low:
         return ""
     return f"{100 * low:.1f} to {100 * high:.1f}"
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 import msgspec
 
@@ -16,11 +17,11 @@ from distprof.sections.table import Column, TableView, counted, facts_table, pre
 from distprof.units import (
     NS_PER_S,
     capitalized,
-    fill,
     format_bytes,
     format_duration,
     format_ratio,
     name_ranks,
+    sentence,
     signed_ratio,
     verb,
 )
@@ -170,15 +171,11 @@ class WatchReport(Displayed, msgspec.Struct, frozen=True, kw_only=True, forbid_u
 
 
 _TABLE = table_beside(__package__, "alerts.toml")
+says = partial(sentence, _TABLE["said"])
 _CAUSES, _WHERE, _ENDED = (_TABLE[name] for name in ("causes", "where", "ended"))
 _MOST_LOST = 8
 _MOSTLY_BEHIND = 0.5
 _LEAST_SHARE = 0.05  # a lower bound below this says nothing
-
-
-def says(name: str, **values: Any) -> str:
-    """A sentence of the table, with its values."""
-    return fill(_TABLE["said"][name], **values)
 
 
 def watch_verdict(report: WatchReport) -> str:
