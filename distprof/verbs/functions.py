@@ -145,6 +145,7 @@ def plan(
     Raises:
         UsageError: If arguments contradict each other, or a name is unknown.
     """
+    options = {name: value for name, value in locals().items() if name not in ("shape", "most")}
     from distprof.errors import UsageError
     from distprof.sections.efficiency.models import SHAPE_KEYS
 
@@ -154,23 +155,7 @@ def plan(
         raise UsageError(
             f"unknown keys in shape: {', '.join(unknown)}. Choose from {', '.join(SHAPE_KEYS)}"
         )
-    options = {
-        "model": model,
-        "gpus": gpus,
-        "gpu": gpu,
-        "gpus_per_node": gpus_per_node,
-        "inter_node": inter_node,
-        "sequence": sequence,
-        "batch": batch,
-        "layout": layout,
-        "params": params,
-        "compute_efficiency": compute_efficiency,
-        "link_efficiency": link_efficiency,
-        "reserve": reserve,
-        "fp32_gradients": fp32_gradients,
-        **{name: given.get(name) for name in SHAPE_KEYS},
-    }
-    return plan_of(options, most=most)
+    return plan_of(options | {name: given.get(name) for name in SHAPE_KEYS}, most=most)
 
 
 def plan_of(options: Mapping[str, Any], *, most: int) -> Plan:

@@ -7,7 +7,7 @@ tolerance, and a rank test finds an order of repeats that chance rarely produces
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -155,7 +155,7 @@ UNKNOWN_NOISE = 0.15
 """Assumed standard deviation between sessions if it is unknown. Only a loss far beyond it counts as
 a change. Shared machines are rarely worse."""
 
-_SAID = {
+_SAID: Mapping[str, str] = {
     name: text.format(sessions=FEWEST_SESSIONS, noise=100 * UNKNOWN_NOISE)
     for name, text in table_beside(__package__, "metrics.toml")["said"].items()
 }

@@ -104,10 +104,8 @@ def _in_flight(found: Diagnosis) -> Explanation:
     )
 
 
-def operation_text(point: Point | None) -> str:
+def operation_text(point: Point) -> str:
     """Text for an operation: ``all_to_all 20537 of EXPERT_MODEL_PARALLEL_GROUP``."""
-    if point is None:
-        return ""
     name = "operation"
     if point.example is not None:
         member, row = point.example

@@ -16,7 +16,7 @@ from distprof.documents.html.blocks import (
 from distprof.sections.table import counted
 from distprof.units import format_bytes, format_duration, format_ratio
 from distprof.verbs.plan import Estimate, Plan
-from distprof.verbs.plan.layout import TABLE
+from distprof.verbs.plan.layout import TABLE, says
 from distprof.verbs.plan.show import MEMORY, layout_name
 
 _MOST = 32
@@ -82,11 +82,7 @@ def memory_figure(found: Sequence[Estimate], usable_bytes: int) -> Markup:
             if any(getattr(one.memory, key) for one in found)
         ]
     )
-    caption = (
-        "Memory of the fullest GPU of each layout. The line marks the usable memory, "
-        f"{format_bytes(usable_bytes)}."
-    )
-    return captioned(caption, rows(lines), named)
+    return captioned(says("memory", usable=usable_bytes), rows(lines), named)
 
 
 FIGURES = {Plan: figures}
