@@ -109,8 +109,8 @@ def operation_text(point: Point) -> str:
     name = "operation"
     if point.example is not None:
         member, row = point.example
-        column = member.dump.entries.coded("name")
-        name = column.values[column.codes[row]].rpartition(":")[2].lstrip("_") or name
+        recorded = member.dump.entries.coded("name").at(row)
+        name = recorded.rpartition(":")[2].lstrip("_") or name
     number = "" if point.seq is None else f" {point.seq}"
     return f"{name}{number} of {point.group.label}"
 

@@ -295,7 +295,7 @@ def _callers(calls: KernelCalls) -> tuple[Caller, ...]:
         path: list[str] = []
         at = int(tree.parent[place]) if place >= 0 else -1
         while at >= 0 and len(path) < _MOST_AROUND:
-            name = module_class(names.values[names.codes[tree.row[at]]])
+            name = module_class(names.at(tree.row[at]))
             if path[-1:] != [name]:
                 path.append(name)
             at = int(tree.parent[at])

@@ -29,6 +29,11 @@ def lowest(size: ScalingSize) -> float:
     return size.efficiency if size.efficiency_low is None else size.efficiency_low
 
 
+def highest(size: ScalingSize) -> float:
+    """Upper end of the interval of the efficiency, or the efficiency if there is no interval."""
+    return size.efficiency if size.efficiency_high is None else size.efficiency_high
+
+
 def _interval(size: ScalingSize) -> str:
     """The efficiency's interval, for example `` (95 % interval 70.1 % to 73.9 %)``."""
     if size.efficiency_low is None or size.efficiency_high is None:
@@ -43,11 +48,7 @@ def efficiency_below_target(scaling: ScalingResult, limits: Limits) -> Iterator[
     target, with its whole 95 % interval.
     """
     target = limits["target_ratio"]
-    below = [
-        size
-        for size in larger_sizes(scaling)
-        if (size.efficiency if size.efficiency_high is None else size.efficiency_high) < target
-    ]
+    below = [size for size in larger_sizes(scaling) if highest(size) < target]
     if not below:
         return
     worst = below[-1]
@@ -81,10 +82,7 @@ def scaling_loss_dominated(scaling: ScalingResult, limits: Limits) -> Iterator[D
         )
     worst = max(largest.losses, key=lambda loss: loss.lost_ns)
     lost = largest.lost_ns / largest.step_ns
-    surely_lost = 1 - (
-        largest.efficiency if largest.efficiency_high is None else largest.efficiency_high
-    )
-    if surely_lost < limits["lost_ratio"]:
+    if 1 - highest(largest) < limits["lost_ratio"]:
         return
     if worst.lost_ns < limits["dominant_ratio"] * largest.lost_ns:
         return
