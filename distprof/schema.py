@@ -80,7 +80,7 @@ class Coded(msgspec.Struct, frozen=True):
 
     def at(self, row: int) -> str:
         """The string of a row."""
-        return self.values[self.codes[row]]
+        return str(self.values[self.codes[row]])
 
     def take(self, index: Any) -> Coded:
         """The rows that ``index`` (a mask, a slice or positions) selects, with the same values."""

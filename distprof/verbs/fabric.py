@@ -26,7 +26,6 @@ from distprof.units import (
     capitalized,
     format_bandwidth,
     format_bytes,
-    format_duration,
     format_flop,
     format_ratio,
     sentence,
@@ -332,14 +331,7 @@ _FIT = (
     Column("collective", _short, left=True),
     Column("over", _where, left=True, wide_only=True),
     Column("α per step", "fit.alpha_ns"),
-    Column(
-        "95 %",
-        lambda curve: " to ".join(
-            map(format_duration, (curve.fit.alpha_low_ns, curve.fit.alpha_high_ns))
-        ),
-        left=True,
-        wide_only=True,
-    ),
+    Column("95 %", lambda one: _say("latencies", fit=one.fit), left=True, wide_only=True),
     Column("1/β", "fit.bandwidth_bytes_per_s"),
     Column("95 %", lambda curve: _bandwidths(curve.fit), left=True, wide_only=True),
     Column("crossover", "fit.crossover_bytes"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -84,8 +85,9 @@ def _operation_facts(operation: StuckOperation) -> Iterator[tuple[str, str]]:
     yield "launched in", operation.frame
 
 
-def _named(group: str, description: str) -> str:
-    return description or group or "(unnamed)"
+def _named(one: Any) -> str:
+    """The group of an operation, or the group itself, as reports name it."""
+    return one.description or one.group or "(unnamed)"
 
 
 def _numbered(name: str, seq: int | None) -> str:
@@ -98,19 +100,14 @@ def _some(ranks: Collection[int]) -> str:
 
 _ROOT = (
     Column("ranks", lambda root: _some(root.ranks)),
-    Column(
-        "group",
-        lambda root: _named(root.operation.group, root.operation.description),
-        left=True,
-        stretch=True,
-    ),
+    Column("group", lambda root: _named(root.operation), left=True, stretch=True),
     Column("operation", lambda root: _numbered(root.operation.name, root.operation.seq), left=True),
     Column("launched by", lambda root: _some(root.operation.launched)),
     Column("dumped", lambda root: "yes" if root.has_dump else "no dump", left=True, wide_only=True),
     Column("host", lambda root: ", ".join(root.hosts) or "–", left=True, wide_only=True),
 )
 _GROUP = (
-    Column("group", lambda group: _named(group.group, group.description), left=True, stretch=True),
+    Column("group", _named, left=True, stretch=True),
     Column("ranks", lambda group: short_ranks(group.ranks, 20)),
     Column("launched to", lambda group: _span(group.lowest_seq, group.highest_seq)),
     Column("behind", lambda group: _some(group.behind)),
@@ -128,7 +125,7 @@ _LOG = (
     Column("line", "text", left=True, wrap=True),
 )
 _CADENCE = (
-    Column("group", lambda item: _named(item.group, item.description), left=True, stretch=True),
+    Column("group", _named, left=True, stretch=True),
     Column("operation", "name", left=True),
     Column("sizes", "shape", left=True, wide_only=True),
     Column("count", "count"),

@@ -245,10 +245,7 @@ def _facts(report: WatchReport) -> TableView:
     waits = "" if report.input_ratio is None else f"{format_ratio(report.input_ratio)} of the step"
     if waits and report.input_rank is not None:
         waits += f", longest on rank {report.input_rank}"
-    used = ""
-    if memory is not None:
-        used = f"{format_bytes(memory.used_bytes)} on rank {memory.rank}, the most of all ranks"
-        used += f" ({_WHERE[memory.where]})"
+    used = says("memory", memory=memory, where=_WHERE[memory.where]) if memory else ""
     cost = report.probe_cost
     probes = ""
     if cost is not None:
