@@ -85,12 +85,9 @@ def common_kernels(first: KernelsResult, second: KernelsResult) -> float | None:
         for table in (first, second)
     ]
     both = totals[0].keys() & totals[1].keys()
-    sums = [sum(total.values()) for total in totals]
-    if not all(sums):
+    if not all(sum(total.values()) for total in totals):
         return None
-    return min(
-        sum(total[name] for name in both) / whole for total, whole in zip(totals, sums, strict=True)
-    )
+    return min(sum(total[name] for name in both) / sum(total.values()) for total in totals)
 
 
 def state_of(first_ns: float | None, second_ns: float | None) -> State:

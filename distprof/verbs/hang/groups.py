@@ -121,9 +121,8 @@ def _names(dump: FlightDump) -> dict[str, str]:
         for code, row in zip(codes.tolist(), first.tolist(), strict=True):
             name = names.values[code]
             descriptions[name] = descriptions.get(name) or texts.at(row)
-    if "" in descriptions and any(
-        descriptions.get(name) == "default_pg" or name == "0" for name in descriptions
-    ):
+    is_named = "0" in descriptions or "default_pg" in descriptions.values()
+    if "" in descriptions and is_named:
         # gloo calls the default group "" in one place and "0" in another
         del descriptions[""]
     return descriptions

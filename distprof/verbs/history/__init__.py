@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -249,23 +249,15 @@ class _Judge(msgspec.Struct, frozen=True, kw_only=True):
         sessions = [number for number, commit in enumerate(before) for _ in commit.values]
         return self._decide(values, this.values, sessions=sessions, session_noise=noise)
 
-    def _decide(
-        self,
-        before: Sequence[float],
-        these: Sequence[float],
-        *,
-        session_noise: float | None,
-        sessions: Sequence[int] | None = None,
-    ) -> Decision:
+    def _decide(self, before: Sequence[float], these: Sequence[float], **known: Any) -> Decision:
         return decide(
             before,
             these,
             tolerance=self.tolerance,
             better=self.metric.better,
             scale=self.metric.scale,
-            sessions=sessions,
-            session_noise=session_noise,
             can_repeat_baseline=False,
+            **known,
         )
 
     def _direction(self, decision: Decision) -> int:

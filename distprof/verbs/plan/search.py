@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -55,6 +56,7 @@ def make_plan(question: Question, *, most: int = 10) -> Plan:
         considered=len(found) + sum(rejections.count.values()),
         fitting=len(found),
         rejections=rejections.ranked(),
+        objections=(),
     )
 
 
@@ -70,6 +72,7 @@ def judge_layout(question: Question, layout: Layout) -> Plan:
         best=best,
         considered=1,
         fitting=0 if against else 1,
+        rejections=(),
         objections=tuple(objection.message for objection in against),
     )
 
@@ -167,15 +170,8 @@ def _shardings(question: Question, layout: Layout) -> Iterator[tuple[str, int]]:
             yield sharding, within
 
 
-def _plan(
-    question: Question,
-    *,
-    best: tuple[Estimate, ...],
-    considered: int,
-    fitting: int,
-    rejections: tuple[Rejection, ...] = (),
-    objections: tuple[str, ...] = (),
-) -> Plan:
+def _plan(question: Question, **found: Any) -> Plan:
+    """The plan with what the question says, and what was found."""
     cluster = question.cluster
     return Plan(
         version=__version__,
@@ -192,10 +188,6 @@ def _plan(
         ),
         batch=question.batch,
         sequence=question.sequence,
-        considered=considered,
-        fitting=fitting,
-        best=best,
-        rejections=rejections,
-        objections=objections,
         assumptions=assumptions(question),
+        **found,
     )

@@ -164,12 +164,10 @@ def superlinear_scaling(scaling: ScalingResult, limits: Limits) -> Iterator[Draf
     best = max(beyond, key=lambda size: size.efficiency)
     base = scaling.baseline_ranks
     ranks = f"{base} rank{'' if base == 1 else 's'}"
+    ends = f"{_interval(best)}{_computation(best)}"
     yield Draft(
         headline=f"Scaling is {format_ratio(best.efficiency)} efficient, more than linear",
-        message=(
-            f"On {best.num_ranks} ranks, compared with {ranks}{_interval(best)}"
-            f"{_computation(best)}."
-        ),
+        message=f"On {best.num_ranks} ranks, compared with {ranks}{ends}.",
         fix=advice("superlinear-scaling", ranks=ranks),
         evidence=("scaling.sizes",),
     )

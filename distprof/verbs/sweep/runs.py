@@ -279,21 +279,12 @@ def _batch(
     return ("--batch", str(batch // size))
 
 
-def _sweep(
-    per_size: dict[int, tuple[str, ...]],
-    repeats: int,
-    *,
-    workload: str,
-    scaling: Scaling,
-    device: Literal["gpus", "ranks"],
-) -> SweepFile:
+def _sweep(per_size: dict[int, tuple[str, ...]], repeats: int, **fields: Any) -> SweepFile:
     if repeats * len(per_size) > MAX_RUNS:
         raise UsageError(f"{repeats * len(per_size):,} runs: a sweep has at most {MAX_RUNS:,}")
     return SweepFile(
         distprof_version=__version__,
-        workload=workload,
-        scaling=scaling,
-        device=device,
+        **fields,
         runs=tuple(_alternating(per_size, repeats)),
         started_ns=time.time_ns(),
         num_cpus=available_processors(),
