@@ -159,10 +159,8 @@ def _chain(text: str) -> list[str]:
         line = f":{one['line']}" if one["line"] else ""
         place = f"{one['file']}{line}" if one["file"] else one["where"] or "?"
         frames.append(f"{one['name'].rpartition('.')[2]} ({place})")
-    is_outermost_last = _HOW["outermost"].match(frames[-1]) and not _HOW["outermost"].match(
-        frames[0]
-    )
-    return frames if is_outermost_last else frames[::-1]
+    first, last = (_HOW["outermost"].match(frames[at]) for at in (0, -1))
+    return frames if last and not first else frames[::-1]
 
 
 def _same(text: str, found: Sequence[tuple[tuple[int, ...], list[str]]]) -> list[str]:
@@ -207,9 +205,8 @@ def _dump(lines: Sequence[str]) -> Iterator[str]:
     has_current = False
     for line in lines:
         is_current = line.startswith("Current thread")
-        if (has_current and is_current) or (
-            line.strip() and not (_HOW["head"].match(line) or FRAME.match(line))
-        ):
+        is_other = line.strip() and not (_HOW["head"].match(line) or FRAME.match(line))
+        if is_other or (has_current and is_current):
             return
         has_current |= is_current
         yield line

@@ -364,9 +364,8 @@ def _without_asides(output: JobOutput) -> Iterator[OutputEvent]:
     for event in _of(output, "aside"):
         is_inner = event.name == "queue-feeder"  # it is in the traceback, not before it
         following = bisect(begins, (event.file, event.line))
-        following += not is_inner and begins[following : following + 1] <= [
-            (event.file, event.line + 5)
-        ]
+        near = [(event.file, event.line + 5)]
+        following += not is_inner and begins[following : following + 1] <= near
         file, line = begins[following] if following < len(begins) else ("", 0)
         last = event.line + _BETWEEN_RUNS
         last = min(last, line) if file == event.file else last
@@ -1723,9 +1722,8 @@ def _stacks_of(events: Iterable[OutputEvent]) -> tuple[OutputStack, ...]:
 def _is_launchers(event: OutputEvent) -> bool:
     """Whether a traceback is of a launcher, which reports how another process ended."""
     files = re.findall(r'File "([^"\n]{1,300})"', _frames(event))
-    return bool(
-        words().search("of_launchers", files[-1] if files else event.fields.get("type", ""))
-    )
+    where = files[-1] if files else event.fields.get("type", "")
+    return words().search("of_launchers", where) is not None
 
 
 def _waiting(output: JobOutput) -> EndingResult | None:

@@ -48,22 +48,17 @@ def positions_of(output: JobOutput) -> list[EndingPosition]:
     told = {group_of(e) for e in events if {"group", "pg"} & e.fields.keys()}
     numbers = [n for e in events if (n := e.number("seq")) is not None]
     is_one = len(told) == 1 and max(numbers, default=0) - min(numbers, default=0) <= _MAX_GAP
-    groups: dict[tuple[int | None, int | None], str] = {}
-    shared: dict[int | None, set[str]] = {}  # groups in which ranks wait in a number
-    for event in events:
-        if event.yields == "position" and event.number("seq") is not None:
-            groups[event.rank, event.number("seq")] = group_of(event)
-            shared.setdefault(event.number("seq"), set()).add(group_of(event))
-    whose: dict[tuple[str, int | None], set[int]] = {}  # the ranks that print as one member
-    for event in events:
-        if event.rank is not None and "own" in event.fields:
-            whose.setdefault((group_of(event), event.number("own")), set()).add(event.rank)
+    placed = [e for e in events if e.yields == "position" and e.number("seq") is not None]
+    groups = {(e.rank, e.number("seq")): group_of(e) for e in placed}
+    shared = grouped((e.number("seq"), group_of(e)) for e in placed)  # in which ranks wait
+    named = (e for e in events if e.rank is not None and "own" in e.fields)  # as members
+    whose = grouped(((group_of(e), e.number("own")), e.rank) for e in named)
     apart = _numbers_apart(events)
     found: dict[tuple[str, int, bool], EndingPosition] = {}
     for event in events:
         number, own = event.number("seq"), event.number("own")
-        only = shared.get(number, set())
-        writers = whose.get((group_of(event), own), set()) if event.rank is None else {event.rank}
+        only = {*shared.get(number, ())}
+        writers = {*whose.get((group_of(event), own), ())} if event.rank is None else {event.rank}
         rank = next(iter(writers)) if len(writers) == 1 else own
         group = group_of(event) or groups.get(
             (rank, number),

@@ -52,10 +52,8 @@ def _of_one_process(stacks: Sequence[OutputStack]) -> Sequence[OutputStack]:
 
 def _activity(calls: Sequence[str]) -> str:
     """What a process does, by its innermost known call."""
-    activities = words().activity
-    known = [
-        name for call in calls for name, one in activities.items() if re.match(one.pattern, call)
-    ]
+    named = words().activity.items()
+    known = [name for call in calls for name, one in named if re.match(one.pattern, call)]
     known = [name for name in known if name not in words().kinds["least"]] or known
     if known[:1] == ["idle thread"] and any(".py:" in call for call in calls):
         return ""

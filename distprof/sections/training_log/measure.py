@@ -73,7 +73,7 @@ def analyze_training_log(run: Run) -> TrainingLogResult:
             unavailable=("No log of a training program was read (--with train.log).",)
         )
     iteration = log.iteration[log.iteration != ABSENT]
-    timed = (_timer(log, name, ns, log.is_steady) for name, ns in log.timers.items())
+    timed = (_timer(log, name, ns) for name, ns in log.timers.items())
     timers = tuple(sorted(filter(None, timed), key=lambda timer: (-timer.mean_ns, timer.name)))
     rates: dict[str, Any] = {name: _usual(log, getattr(log, name)) for name in _RATES}
     if rates["tokens_per_s"] is None and log.tokens_per_step and log.median_step_ns:
@@ -385,10 +385,8 @@ def _printed(number: Int64Array, at: np.int64) -> int | None:
 # Timers -------------------------------------------------------------------------------------------
 
 
-def _timer(
-    log: TrainingLog, name: str, values: Int64Array, steady: NDArray[np.bool_]
-) -> TrainingTimer | None:
-    known = steady & (values != ABSENT)
+def _timer(log: TrainingLog, name: str, values: Int64Array) -> TrainingTimer | None:
+    known = log.is_steady & (values != ABSENT)
     if not known.any():
         return None
     weight = log.span[known]
