@@ -138,7 +138,9 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     is_later = found.ranks and " first" in found.verdict
     also = "ended or reported an error after it" if is_later else "reported errors"
     steps = found.next_steps or tuple(_steps(found))
-    found = _in_terms_of(_backend(output), replace(found, next_steps=steps))
+    is_of_gloo = found.positions and all(one.op == "GLOO" for one in found.positions)
+    library = "gloo" if is_of_gloo else _backend(output)
+    found = _in_terms_of(library, replace(found, next_steps=steps))
     return replace(
         found,
         num_followers=len(failed),
@@ -736,11 +738,14 @@ def _refined(output: JobOutput, kind: str, said: _Said) -> _Said:
 
 
 def _root(output: JobOutput) -> OutputEvent | None:
-    """The rank that exited by itself, and first, if the tables of launchers name one."""
-    exits = [e for e in _of(output, "exit") if "time" in e.fields and not _signal(e)]
-    first = min((e.fields["time"] for e in exits), default="")
-    firsts = [e for e in exits if e.fields["time"] == first and e.rank is not None]
-    return firsts[0] if len(firsts) == 1 and "root" in firsts[0].fields else None
+    """The rank that exited by itself, and first, if the lines of launchers name one."""
+    exits = [e for e in _of(output, "exit") if not _signal(e) and e.rank is not None]
+    timed = [e for e in exits if "time" in e.fields]
+    first = min((e.fields["time"] for e in timed), default="")
+    firsts = [e for e in timed if e.fields["time"] == first]
+    firsts = firsts if len(firsts) == 1 and "root" in firsts[0].fields else []
+    alone = [e for e in exits if e.number("code")] if not timed else firsts
+    return alone[0] if len({e.rank for e in alone}) == 1 else None
 
 
 def _after_a_timeout(output: JobOutput) -> list[OutputEvent]:
@@ -1734,7 +1739,7 @@ def _waiting(output: JobOutput) -> EndingResult | None:
     gone = any("gone" in e.fields for e in _of(output, "closed"))  # agents end after ranks
     if events and _row(last := events[-1]).says:
         most = _NEAR_AGENT if "run" in last.fields else _LAST_LINES
-        gone |= "closing" in last.fields and not _of(output, "exception", "error")
+        gone |= "closing" in last.fields and not _of(output, "exception", "error", "mixed")
         if gone or output.lines_of.get(last.file, 0) - max(last.line, last.again) > most:
             return None  # it went by
         return _stuck("waiting", *_told(last)[:1], last, *_told(last)[1])

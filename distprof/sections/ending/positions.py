@@ -250,10 +250,9 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
     if len(waiting) > 1 and all(one.op == "SEND" for one in waiting):
         return _stuck("unfinished", f"{text}. {words().said['all send']}", positions)
     moved = _bar_moved(output) if len(positions) == 1 and positions[0].rank else ""
-    sign = "moving bar" if moved else "late start"
-    if what := moved or _late_starts(output):
-        text += f". {words().says(sign, what=what)}"
-        steps = (*words().steps[sign], *words().steps["record"])
+    if moved:
+        text += f". {words().says('moving bar', what=moved)}"
+        steps = (*words().steps["moving bar"], *words().steps["record"])
         return _stuck("silent", text, positions, next_steps=steps)
     sizes = sorted({int(p.size) for p in shared if p.op == "COALESCED" and p.size.isdigit()})
     differ = words().says("sizes", sizes=" and ".join(f"{n:,}" for n in sizes[:3]))
@@ -281,6 +280,10 @@ def _whether_behind(
     if len(positions) > 1 and lost and all(one.is_global for one in positions):
         return words().says("lost", who=f"{capitalized(name_ranks(lost))} {verb(lost, 'report')}")
     own = {one.rank for one in positions if one.op == "GLOO"}
+    closed = [e for e in output.events if e.yields == "peer" and e.rank in lost and "peer" in e.fields]
+    if own and closed:
+        who, peer = name_ranks(sorted(lost)), closed[0].fields["peer"]
+        return words().says("gloo lost", who=capitalized(who), peer=peer, one=name_ranks(own))
     if any(event.name == _GLOO and event.rank not in own for event in output.events):
         return words().said["gloo"]
     if words().search("said_all", " ".join(output.end_lines)):
@@ -320,16 +323,6 @@ def _members(output: JobOutput) -> int:
         if op.startswith(("ALLGATHER", "REDUCE_SCATTER")) and 0 < least < most:
             found.add(0 if most % least else most // least)
     return found.pop() if len(found) == 1 else 0
-
-
-def _late_starts(output: JobOutput) -> str:
-    """Processes that called NCCL for the first time after the first time-out of a watchdog."""
-    one = next(e for e in output.events if e.yields in OF_WATCHDOGS)
-    began = [e for e in output.events if e.yields == "setup" and e.file == one.file]
-    told = _ranks_of("timeout", output) | _ranks_of("position", output)  # printed late, too
-    known = {e.fields["process"] for e in began if e.line < one.line or e.number("member") in told}
-    begun = {e.fields["process"] for e in began if e.fields["stage"] == "Bootstrap"}
-    return " and ".join(f"process {name}" for name in sorted(begun - known)[:2])
 
 
 def as_it_began(output: JobOutput) -> str:
