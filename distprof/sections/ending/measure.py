@@ -585,7 +585,9 @@ def _host_memory(output: JobOutput) -> EndingResult | None:
     how = how if blamed in killed or _signal(blamed) else _row(event).says or how
     ranks = (blamed.rank,) if blamed.rank is not None else blamed.ranks()
     is_one = len(ranks) == 1 and not _are_agents(output)
-    who = f"{capitalized(name_ranks(ranks))}{_at(blamed)}" if is_one else _subject(blamed)
+    is_placed = blamed.rank is not None or "host" in blamed.fields
+    who = _subject(blamed if is_placed else event)
+    who = f"{capitalized(name_ranks(ranks))}{_at(blamed)}" if is_one else who
     text, steps = f"{who} {how}{held}.", advice_on("host_memory", event.name)
     return _made("host_memory", text, event, *steps, ranks=ranks)
 
@@ -925,7 +927,8 @@ def _held_by_others(fields: Mapping[str, str]) -> float:
     """GiB of a GPU that other processes held, if they are more than the message leaves open."""
     own = ("allocated",) if "others" in fields else ("used", "kept", "allocated", "held")
     total, free = (_in_gib(fields.get(name, "")) for name in ("total", "free"))
-    used = max(_in_gib(fields.get(name, "")) for name in own)  # a container may show 0 as used
+    allocated = _in_gib(fields.get("allocated", "")) + _in_gib(fields.get("reserved", ""))
+    used = max(allocated, *(_in_gib(fields.get(name, "")) for name in own))  # containers show 0
     least = _OTHERS * total if used == _in_gib(fields.get("used", "")) else used
     return total - free - used if used and total - free - used > least else 0.0
 

@@ -189,11 +189,12 @@ def _wait_text(name: str, waiting: Sequence[EndingPosition]) -> str:
     shown = name if all(one.is_global for one in waiting) else ""
     lowest = min((one.seq for one in waiting if one.seq is not None), default=None)
     by_number = grouped(
-        ((lowest if one.seq is None else one.seq, one.op * _is_of_two(one)), one) for one in waiting
+        (p.op if _is_of_two(p) else lowest if p.seq is None else p.seq, p) for p in waiting
     )
     texts = []
     for some in by_number.values():
-        what = _operation(max(some, key=lambda one: (bool(one.op), one.seq is not None)), shown)
+        one = max(some, key=lambda one: (bool(one.op), one.seq is not None))
+        what = _operation(one if len({p.seq for p in some}) == 1 else replace(one, seq=None), shown)
         if {(one.op, one.size) for one in some} - {("", "")} == {("ALLREDUCE", "1")}:
             what += " (1 element, as in a barrier)"
         texts.append(f"{_who(some, name)} {verb(some, 'wait')} in {what}")
@@ -208,8 +209,8 @@ def _first_pending(one: EndingPosition) -> int | None:
 
 
 def _is_of_two(one: EndingPosition) -> bool:
-    """Whether a rank waits for one other: then numbers and operations differ by nature."""
-    return one.op.upper() in ("SEND", "RECV")
+    """Whether a rank may wait for one other: then numbers and operations differ by nature."""
+    return one.op.upper() in ("SEND", "RECV", "COALESCED")
 
 
 def _waits(one: EndingPosition) -> bool:
