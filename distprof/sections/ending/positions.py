@@ -281,10 +281,10 @@ def _whether_behind(
     if len(positions) > 1 and lost and all(one.is_global for one in positions):
         return words().says("lost", who=f"{capitalized(name_ranks(lost))} {verb(lost, 'report')}")
     own = {one.rank for one in positions if one.op == "GLOO"}
-    closed = [e for e in output.events if e.yields == "peer" and e.rank in lost and "peer" in e.fields]
-    if own and closed:
-        who, peer = name_ranks(sorted(lost)), closed[0].fields["peer"]
-        return words().says("gloo lost", who=capitalized(who), peer=peer, one=name_ranks(own))
+    ends = (e.fields.get("peer") for e in output.events if e.yields == "peer" and e.rank in lost)
+    if own and (peer := next(filter(None, ends), "")):
+        who = capitalized(name_ranks(sorted(lost)))
+        return words().says("gloo lost", who=who, peer=peer, one=name_ranks(own))
     if any(event.name == _GLOO and event.rank not in own for event in output.events):
         return words().said["gloo"]
     if words().search("said_all", " ".join(output.end_lines)):
@@ -421,13 +421,11 @@ def _behind(
         stands = f"{verb(late, 'stand')} at {_operation(waits[0], name)}"
         if at != waits[0].seq:
             stands += f" and {'have' if len(late) > 1 else 'has'} launched up to number {at:,}"
-    differs = any((one.size, one.op) != (ahead.size, ahead.op) for one in waits)
-    path = ", of different operations or sizes: one of them took another path" if differs else ""
     whose = f"{_who(others, name)}, which {verb(others, 'wait')} in {_operation(ahead, name)}"
     are, ranks = "They are" if len(late) > 1 else "It is", [p.rank for p in late if p.is_global]
     text = f"{_who(late, name)} {stands}. {are} {count} behind {whose}."
-    why = (f"The ranks ran different numbers of collectives{path}.",)
-    return _stuck("behind", text, positions, ranks=tuple(ranks), why=why)
+    why = "The ranks ran different numbers of collectives."
+    return _stuck("behind", text, positions, ranks=tuple(ranks), why=(why,))
 
 
 def _mismatch(waiting: Sequence[EndingPosition]) -> str | None:
