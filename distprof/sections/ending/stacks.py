@@ -95,8 +95,9 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
     elsewhere = [one for one in stacks if one.activity not in shared]
     of_worker = f", whose worker is in {_place(busy[0])}" if busy and loads else ""
     if not waiting or not elsewhere:
-        # All processes in a collective, or none
-        if len({_site(one) for one in waiting if _site(one)}) > 1:
+        # All processes in a collective, or none; a copy of a stack may lack frames
+        sites = [{*_site(one)} for one in waiting if _site(one)]
+        if any(site - max(sites, key=len) for site in sites):
             return _apart(waiting)
         count = sum(one.count for one in stacks)
         below, said_op = tuple[str, ...](), "" if waiting else said_operation(output)
