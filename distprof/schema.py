@@ -78,6 +78,10 @@ class Coded(msgspec.Struct, frozen=True):
     def __len__(self) -> int:
         return len(self.codes)
 
+    def at(self, row: int) -> str:
+        """The string of a row."""
+        return str(self.values[self.codes[row]])
+
     def take(self, index: Any) -> Coded:
         """The rows that ``index`` (a mask, a slice or positions) selects, with the same values."""
         return Coded(self.codes[index], self.values)

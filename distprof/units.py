@@ -136,6 +136,11 @@ def fill(sentence: str, **values: Any) -> str:
     return _Filled().vformat(sentence, (), values)
 
 
+def sentence(table: Mapping[str, str], name: str, /, **values: Any) -> str:
+    """A sentence of a table, with its values as :func:`fill` writes them."""
+    return fill(table[name], **values)
+
+
 def format_parts(parts_ns: Sequence[float]) -> tuple[list[str], str]:
     """Durations and their sum in one unit, rounded so that the shown parts add up to the shown sum.
 

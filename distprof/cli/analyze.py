@@ -112,6 +112,8 @@ def analyze(sources: tuple[str, ...], save_report: str | None, **options: Any) -
     check_source(source)
     if save_report is not None:
         check_free(save_report, force=output.force)
+    from msgspec.structs import replace
+
     from distprof.documents.saved import REPORT
 
     state = click.get_current_context().find_object(State)
@@ -124,6 +126,8 @@ def analyze(sources: tuple[str, ...], save_report: str | None, **options: Any) -
         if options["evidence"] or save_report or (Path(source).is_dir() and not has_dumps):
             raise
         return show_hang(source, output) if has_dumps else show_fabric(source, output)
+    if "-" in sources:  # the file of its text is deleted at the end
+        report = replace(report, run=replace(report.run, source="-"))
     saved_as = _save(report, source, save_report, quiet=output.quiet)
     deliver(REPORT, report, output, saved_as=saved_as)
     show_in_step_summary(REPORT, report, output)

@@ -174,10 +174,13 @@ def holds_traces(source: str) -> bool:
 
 
 @contextmanager
-def opened(path: str, *, keeps_labels: bool = False) -> Iterator[BinaryIO]:
+def opened(
+    path: str, *, keeps_labels: bool = False, keeps_ranks: bool = True
+) -> Iterator[BinaryIO]:
     """Open a file or URL and yield its bytes, unpacked; of a text, lines without wrapping.
 
-    ``keeps_labels`` keeps the dates of containers' runtimes and the names before each line.
+    ``keeps_labels`` keeps the dates of containers' runtimes and the names before each line, and
+    ``keeps_ranks`` the rank that a launcher prints before all of them.
     """
     parent, _, name = (path if "://" in path else expanded(path)).rpartition("/")
     folder = Folder(parent or ("/" if path.startswith("/") else "."))
@@ -188,7 +191,7 @@ def opened(path: str, *, keeps_labels: bool = False) -> Iterator[BinaryIO]:
             stream = cast("BinaryIO", io.BufferedReader(_Unpacked(stream), BLOCK_BYTES >> 4))
         start, _ = read_some(stream, SNIFFED_BYTES)
         stream.seek(0)
-        yield without_wrapping(stream, start, keeps_labels=keeps_labels)
+        yield without_wrapping(stream, start, keeps_labels=keeps_labels, keeps_ranks=keeps_ranks)
 
 
 _LOG_RATIO = 250  # a log that repeats a line compresses better than a trace
@@ -273,7 +276,7 @@ def refusing(expected: str, fix: str) -> Refuse:
 def whole(source: str, most: int, refuse: Refuse) -> bytes:
     """All bytes of a file, unpacked; ``refuse`` is called if it is damaged or too large."""
     try:
-        with opened(source) as stream:
+        with opened(source, keeps_ranks=False) as stream:
             data, damage = read_some(stream, most + 1)
     except DAMAGE as error:
         refuse(source, " ".join(f"{type(error).__name__}: {error}".split())[:200])
@@ -302,7 +305,7 @@ def beginning(
     if endings and not source.lower().endswith(endings):
         return b""
     try:
-        with opened(source, keeps_labels=keeps_labels) as stream:
+        with opened(source, keeps_labels=keeps_labels, keeps_ranks=keeps_labels) as stream:
             return read_some(stream, size)[0]
     except (*DAMAGE, UsageError):  # of a protocol that distprof cannot read
         return b""

@@ -81,12 +81,15 @@ class _Unwrapped(io.RawIOBase):
         return size
 
 
-def without_wrapping(stream: BinaryIO, start: bytes, *, keeps_labels: bool) -> BinaryIO:
+def without_wrapping(
+    stream: BinaryIO, start: bytes, *, keeps_labels: bool, keeps_ranks: bool
+) -> BinaryIO:
     """A stream of the lines themselves, as far as its ``start`` shows what they are wrapped in.
 
-    ``keeps_labels`` keeps the dates of containers' runtimes and the names before each line.
+    ``keeps_labels`` keeps the dates of containers' runtimes and the names before each line, and
+    ``keeps_ranks`` the rank that a launcher prints before all of them.
     """
-    made = _made(start, keeps_labels=keeps_labels)
+    made = _made(start, keeps_labels, keeps_ranks)
     if made is None:
         return stream
     return cast("BinaryIO", io.BufferedReader(_Unwrapped(stream, made), _BLOCK_BYTES))
@@ -94,17 +97,17 @@ def without_wrapping(stream: BinaryIO, start: bytes, *, keeps_labels: bool) -> B
 
 def lines_of(data: bytes) -> bytes:
     """The lines themselves of a file that was read whole."""
-    made = _made(data[:SNIFFED_BYTES], keeps_labels=False)
+    made = _made(data[:SNIFFED_BYTES], False, False)
     return data if made is None else made()(data)
 
 
-def _made(start: bytes, *, keeps_labels: bool) -> Callable[[], _Change] | None:
+def _made(start: bytes, keeps_labels: bool, keeps_ranks: bool) -> Callable[[], _Change] | None:
     """What makes a change of blocks, for each reading of the file; None if it changes nothing."""
     is_wide = start[:2] in _UTF_16
     text = start.decode("utf-16", "replace").encode() if is_wide else start
     is_other = b"\0" in text[:4096] and not _HOW["holed"].fullmatch(text)
     is_other |= begins_object(text) and unwrapped(text) == text
-    steps = () if is_other else _steps(text, keeps_labels=keeps_labels)
+    steps = () if is_other else _steps(text, keeps_labels, keeps_ranks)
     if not (is_wide or steps or start.startswith(codecs.BOM_UTF8)):
         return None
 
@@ -124,7 +127,7 @@ def _made(start: bytes, *, keeps_labels: bool) -> Callable[[], _Change] | None:
 
 
 @lru_cache(16)  # several readers look at the start of each file
-def _steps(start: bytes, *, keeps_labels: bool) -> tuple[_Change, ...]:
+def _steps(start: bytes, keeps_labels: bool, keeps_ranks: bool) -> tuple[_Change, ...]:
     """What to do with each block, in order."""
     steps: list[_Change] = []
     if begins_object(start):
@@ -141,7 +144,7 @@ def _steps(start: bytes, *, keeps_labels: bool) -> tuple[_Change, ...]:
             start = steps[-1](start)
     for _ in range(_ROUNDS):
         lines = [line for line in start.split(b"\n") if line.strip()]
-        prefix = _prefix(lines, keeps_labels=keeps_labels)
+        prefix = _prefix(lines, keeps_labels, keeps_ranks)
         if not prefix:
             break
         steps.append(partial(re.compile(rb"(?m)^(?:%b)" % prefix).sub, b""))
@@ -153,7 +156,7 @@ def _steps(start: bytes, *, keeps_labels: bool) -> tuple[_Change, ...]:
     return (*steps, partial(_HOW["padded"].sub, b"")) if lines and is_padded else tuple(steps)
 
 
-def _prefix(lines: Sequence[bytes], *, keeps_labels: bool) -> bytes:
+def _prefix(lines: Sequence[bytes], keeps_labels: bool, keeps_ranks: bool) -> bytes:
     """An expression for what nearly every line begins with; empty if there is none."""
     if len(lines) < 2:
         return b""
@@ -165,6 +168,12 @@ def _prefix(lines: Sequence[bytes], *, keeps_labels: bool) -> bytes:
         return dated.pattern
     if len(lines) >= _FEWEST and not keeps_labels and (label := _label(lines)):
         return label
+    ranked = _HOW["ranked"].match(lines[0])
+    if ranked and len(lines) >= _FEWEST and not keeps_ranks:
+        label = re.escape(ranked[0])
+        behind = {line[len(ranked[0]) :][:1] for line in lines if line.startswith(ranked[0])}
+        if _is_usual(re.compile(label).match, lines):
+            return label + b" ?" * (behind <= {b"", b" "})
     indentation = min((line[: -len(line.lstrip())] for line in lines), key=len)
     first = lines[0].removeprefix(indentation)
     is_none = first[:1].isspace() or _HOW["indented"].match(first)

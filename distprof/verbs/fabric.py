@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain, takewhile
-from typing import Any
 
 from distprof.artefacts.fabric_file import (
     BOTH_WAYS,
@@ -25,12 +24,11 @@ from distprof.formats import RenderOptions
 from distprof.sections.table import Column, TableView, counted, present, rows_table
 from distprof.units import (
     capitalized,
-    fill,
     format_bandwidth,
     format_bytes,
-    format_duration,
     format_flop,
     format_ratio,
+    sentence,
 )
 
 _LOOSE_RATIO = 0.2
@@ -57,9 +55,8 @@ _OF_A_NODE = (*_PREFERRED[:3], "broadcast", "reduce")
 """Operations whose bus bandwidth is that of a node, not that of each rank."""
 
 
-def _say(sentence: str, **values: Any) -> str:
-    """A sentence of the table, with its values."""
-    return fill(table_beside(__package__, "fabric.toml")[sentence], **values)
+_TABLE = table_beside(__package__, "fabric.toml")
+_say = partial(sentence, _TABLE)
 
 
 def fabric_verdict(profile: FabricFile) -> str:
@@ -161,7 +158,7 @@ def _why_slow(curve: FabricCurve, speed: float, profile: FabricFile) -> str:
         return why
     if curve.num_nodes == 1:
         name = f"{profile.device} × {curve.group_size}"
-        rows = table_beside(__package__, "fabric.toml")["links"]
+        rows = _TABLE["links"]
         known = (
             said for said, least, what in rows if speed < least * 1e9 and re.search(what, name)
         )
@@ -245,10 +242,7 @@ def fabric_tables(profile: FabricFile, *, show_all: bool) -> Iterator[TableView 
         _FIT,
         [curve for curve in profile.curves if curve.fit is not None],
         caption="fitted: time = steps · α + bus factor · bytes · β",
-        notes=(
-            "Steps are those of a ring. Below the crossover, latency exceeds transfer time. The"
-            " residual is the median deviation of times from the fit.",
-        ),
+        notes=(_say("fits"),),
     )
     if show_all or len(profile.curves) == 1:
         yield from map(_point_table, profile.curves)
@@ -337,14 +331,7 @@ _FIT = (
     Column("collective", _short, left=True),
     Column("over", _where, left=True, wide_only=True),
     Column("α per step", "fit.alpha_ns"),
-    Column(
-        "95 %",
-        lambda curve: " to ".join(
-            map(format_duration, (curve.fit.alpha_low_ns, curve.fit.alpha_high_ns))
-        ),
-        left=True,
-        wide_only=True,
-    ),
+    Column("95 %", lambda one: _say("latencies", fit=one.fit), left=True, wide_only=True),
     Column("1/β", "fit.bandwidth_bytes_per_s"),
     Column("95 %", lambda curve: _bandwidths(curve.fit), left=True, wide_only=True),
     Column("crossover", "fit.crossover_bytes"),

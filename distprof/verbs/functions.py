@@ -135,7 +135,7 @@ def plan(
         layout: Judge only this layout, for example ``tp=8,pp=4``.
         params: Number of parameters, for a model without a name.
         shape: ``layers``, ``hidden``, ``heads`` and others of
-            :data:`distprof.verbs.plan.layout.SHAPE`, for a model without a name.
+            :data:`distprof.sections.efficiency.models.SHAPE_KEYS`, for a model without a name.
         compute_efficiency: Share of the dense peak that kernels reach.
         link_efficiency: Share of nominal bandwidth that links reach.
         reserve: Share of GPU memory that stays free.
@@ -145,32 +145,17 @@ def plan(
     Raises:
         UsageError: If arguments contradict each other, or a name is unknown.
     """
+    options = {name: value for name, value in locals().items() if name not in ("shape", "most")}
     from distprof.errors import UsageError
-    from distprof.verbs.plan.layout import SHAPE
+    from distprof.sections.efficiency.models import SHAPE_KEYS
 
     given = dict(shape or {})
-    unknown = sorted(set(given) - set(SHAPE))
+    unknown = sorted(set(given) - set(SHAPE_KEYS))
     if unknown:
         raise UsageError(
-            f"unknown keys in shape: {', '.join(unknown)}. Choose from {', '.join(SHAPE)}"
+            f"unknown keys in shape: {', '.join(unknown)}. Choose from {', '.join(SHAPE_KEYS)}"
         )
-    options = {
-        "model": model,
-        "gpus": gpus,
-        "gpu": gpu,
-        "gpus_per_node": gpus_per_node,
-        "inter_node": inter_node,
-        "sequence": sequence,
-        "batch": batch,
-        "layout": layout,
-        "params": params,
-        "compute_efficiency": compute_efficiency,
-        "link_efficiency": link_efficiency,
-        "reserve": reserve,
-        "fp32_gradients": fp32_gradients,
-        **{name: given.get(name) for name in SHAPE},
-    }
-    return plan_of(options, most=most)
+    return plan_of(options | {name: given.get(name) for name in SHAPE_KEYS}, most=most)
 
 
 def plan_of(options: Mapping[str, Any], *, most: int) -> Plan:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import glob
 from collections.abc import Sequence
+from itertools import islice
 from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -126,9 +127,7 @@ def _check_path(source: str, *, expected: str) -> None:
 
 def _near_names(path: Path) -> str:
     try:
-        names = [
-            entry.name for entry, _ in zip(path.parent.iterdir(), range(_MAX_ENTRIES), strict=False)
-        ]
+        names = [entry.name for entry in islice(path.parent.iterdir(), _MAX_ENTRIES)]
     except (OSError, ValueError):
         return ""
     near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.6)

@@ -101,4 +101,6 @@ def test_several_logs_and_standard_input_are_read(
     data = (LOGS / "xid-79.log").read_bytes()
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
     assert main(["analyze", "-"]) == 0
-    assert capsys.readouterr().out.startswith("A GPU failed: the driver reports Xid 79")
+    shown = capsys.readouterr().out
+    assert shown.startswith("A GPU failed: the driver reports Xid 79")
+    assert "distprof analyze - --full" in shown  # the file of the text is deleted at the end

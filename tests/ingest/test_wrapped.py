@@ -61,6 +61,22 @@ WRAPPINGS: dict[str, Callable[[str], str]] = {
     "quoted docker": each("> 2026-01-02T03:04:05.678901234Z "),
 }
 
+RANKED: dict[str, Callable[[str], str]] = {
+    "torch": each("[rank0]: "),
+    "torchrun": each("[default0]:"),
+    "srun": each("0: "),
+    "mpirun": each("[1,0]<stderr>:"),
+}
+"""What launchers put before the lines of a rank."""
+
+OF_ONE_RANK = (
+    *SAMPLES[6:],
+    "pasted/a-checkpoint-in-one-step-of-nemo-rl.log",
+    "pasted/checkpoints-in-a-profile.log",
+    "pasted/actions-by-their-totals.log",
+    "pasted/epochs-in-a-table-of-elapsed-time.log",
+)
+
 FORMS: dict[str, Callable[[str], str]] = {
     "lines apart": each(after="\n"),
     "code": lambda text: "".join(f"`{line}`\n" for line in text.splitlines() if line.strip()),
@@ -114,6 +130,20 @@ def test_wrapping_changes_no_verdict(sample: str, tmp_path: Path) -> None:
     assert heads == dict.fromkeys(heads, heads[""])
 
 
+@pytest.mark.parametrize("sample", OF_ONE_RANK)
+def test_the_rank_before_all_lines_changes_no_verdict_on_their_times(
+    sample: str, tmp_path: Path
+) -> None:
+    heads = verdicts(sample, tmp_path, RANKED)
+    assert heads == dict.fromkeys(heads, heads[""])
+
+
+@pytest.mark.parametrize("name", RANKED)
+def test_the_rank_before_an_error_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text(RANKED[name]("step 1\nRuntimeError: bad shape\n"))
+    assert headline(tmp_path / "job.log").startswith("Rank 0 ")
+
+
 @pytest.mark.parametrize("sample", [*SAMPLES[:2], SAMPLES[4], *SAMPLES[6:]])
 def test_what_pages_and_services_make_of_a_text_changes_no_verdict(
     sample: str, tmp_path: Path
@@ -148,7 +178,8 @@ def test_what_only_looks_wrapped_stays(text: str) -> None:
 
 
 def read(data: bytes, size: int = -1, *, keeps_labels: bool = False) -> bytes:
-    stream = without_wrapping(io.BytesIO(data), data[: 1 << 16], keeps_labels=keeps_labels)
+    start = data[: 1 << 16]
+    stream = without_wrapping(io.BytesIO(data), start, keeps_labels=keeps_labels, keeps_ranks=True)
     stream.read(7)
     stream.seek(0)
     parts = iter(lambda: stream.read(size), b"")

@@ -66,7 +66,7 @@ def _holds_iterations(source: str, least: int, *, is_text: bool, keeps_labels: b
     try:
         if "://" not in source and not Path(expanded(source)).is_file():
             return False
-        with opened(source, keeps_labels=keeps_labels) as stream:
+        with opened(source, keeps_labels=keeps_labels, keeps_ranks=keeps_labels) as stream:
             start = unwrapped(read_some(stream, _SMALL)[0])
             is_saved = _has_sign(start, "trainer")
             if is_saved or (is_text and not begins_object(start)):
@@ -386,7 +386,7 @@ _STARTS = {"setup", "calls", "joining", "preparing", "complaint", "silence", "wa
 _WITHOUT_TIMES = ("losses of", "a progress bar", "a speed of")
 _OF_A_RUN = ("output of nccl-tests", "a single ", "a bar of Keras", *_WITHOUT_TIMES)
 _OF_A_SLOW_JOB = ("text about a slow job", "loading of data, which the text", "a time per {what}")
-_OF_LINKS = ("a port of an RDMA card is down", "a GPU's PCIe link is narrow")
+_OF_LINKS = ("a port of an RDMA card is down", "a GPU's PCIe link is narrow", "GPUs o")
 _STOPPED = {"cancelled", "stopped"}
 _WEAK = {"agents", "closing", "waiting", *_STOPPED, *_ERROR}
 _NOT_READ = (*NOT_LOGS, ".pickle", ".toml", ".html", ".md")
@@ -436,6 +436,7 @@ def _is_output(path: str, *, is_alone: bool) -> bool:
         is_foreign = (foreign is not None and not is_ended) or found == {"remedy"}
         least = 1 + bool(found & {"calls", *_ENDED} and not is_ended)
         is_other = is_foreign or fits_nccl_log(path) or fits_training_log(path, least=least)
+        is_other |= _is_table_below_title(path)
         return is_alone and not (is_other or fits_device_log(path))
     start = beginning(path, _SMALL).decode("latin-1")
     if kinds <= _ERROR and (not is_alone or _HOW["overcome"].search(start)):

@@ -37,8 +37,6 @@ BOUND = Bound(reads="a table of operators", num_bytes=64_000_000, rows=MAX_ROWS)
 MAX_NAME = 300
 _SNIFFED_BYTES, _LONGEST_LOG = 1 << 16, 1 << 22
 _PATTERNS = patterns_beside(__package__, "operator_table.toml")
-_LIBRARIES = ("nccl", "rccl", "c10d", "oneccl", "hccl", "hcom_")
-_COLLECTIVES = ("allreduce", "allgather", "reducescatter", "alltoall")
 _MOST_ERROR = 0.25
 """A share that is rounded more coarsely does not show the total, not even roughly."""
 _SAME = 0.01
@@ -46,9 +44,8 @@ _SAME = 0.01
 _TOTALS = ("self_cpu_ns", "self_device_ns")
 _MOST_TABLES = 3  # after the first
 _MOST_RANKS = 64
-_LONGEST = 4_000  # characters of a header
+_MANY_CALLS = 1_000  # fewer allocations are those of a start
 _ONLY_FIRST = "Of several runs or processes, the first is read: keep each in a file of its own."
-_SUMS = ("total", "sum")  # names of rows that are no operators
 _TEXTS = ("Name", "Overload Name", "Full Name", "Input Shapes", "Source Location")
 _CALLS = ("# of Calls", "Number of Calls", "Calls", "Occurrences")
 _DRAWN = str.maketrans("│┃║¦", "||||")
@@ -108,7 +105,10 @@ def read_operator_table(source: str) -> OperatorTable:
     """Read the first tables of a file or of ranks; InputError if one is unreadable or empty."""
     if (paths := paths_of_logs(source, _MOST_RANKS)) != [source]:
         return _of_ranks({rank_in_name(path): read_operator_table(path) for path in paths})
-    text = _PATTERNS["single_events"].sub(r"\1", _plain(whole(source, BOUND.num_bytes, _refuse)))
+    text = _plain(whole(source, BOUND.num_bytes, _refuse))
+    if _PATTERNS["loads"].search(text):
+        text = _PATTERNS["polls"].sub("enumerate(DataLoader)", text)
+    text = _PATTERNS["single_events"].sub(r"\1", text)
     if len(parts := _by_rank(text)) > 1 and None not in parts:
         return _of_ranks({at: _operators(source, [*_whole_lines(p)]) for at, p in parts.items()})
     if not _PATTERNS["header"].search(text):
@@ -150,13 +150,15 @@ def _of_ranks(tables: Mapping[int | None, OperatorTable]) -> OperatorTable:
 
 
 def _with_start(source: str, text: str, table: OperatorTable) -> OperatorTable:
-    """A table of kernels and copies, with the calls of CUDA's API if these take far longer."""
-    has_copies = any("memcpy" in one.name for one in table.operators)
-    for header, layout in _layouts() if has_copies else ():
+    """A table of kernels, with the calls of CUDA's API if these or allocations take far longer."""
+    for header, layout in _layouts() if table.device else ():
         if "calls of CUDA's API" in layout.program and (found := header.search(text)):
             calls = _listed(source, text, found, layout)
-            waits = (one.cpu_ns for one in calls.operators if _PATTERNS["waits"].search(one.name))
-            if sum(waits, table.self_device_ns or 0) < (calls.self_cpu_ns or 0) // 50:
+            spent, busy = calls.self_cpu_ns or 0, table.self_device_ns or 0
+            waits = sum(o.cpu_ns for o in calls.operators if _PATTERNS["waits"].search(o.name))
+            often = (o for o in calls.operators if o.num_calls >= _MANY_CALLS)
+            is_churn = sum(o.cpu_ns for o in often if _PATTERNS["allocates"].match(o.name)) > busy
+            if is_churn or waits + busy < spent // 50:
                 both = (*table.operators, *calls.operators)
                 return msgspec.structs.replace(table, operators=both, self_cpu_ns=calls.self_cpu_ns)
     return table
@@ -243,7 +245,8 @@ def _listed(source: str, text: str, header: re.Match[str], layout: _Layout) -> O
         inside = own if are_kernels else _scaled(match["all"], scale)
         inside = own if inside > total * (1 + _SAME) > 0 else inside  # began before the profile
         whole.take(own or inside, share)
-        calls = int((match["calls"] or "").replace(",", "") or are_kernels)
+        every = match.groupdict().get("every") if not sections else None
+        calls = int((every or match["calls"] or "").replace(",", "") or are_kernels)
         if before := found.get(name) if are_kernels else None:
             calls, own = calls + before.num_calls, own + before.self_device_ns
         found[name if are_kernels else str(len(found))] = TableOperator(
@@ -310,10 +313,11 @@ def _operators(source: str, every: Sequence[str], num_before: int = 0) -> Operat
             one.fill(row, what)
         made = _operator(row, device)
         num_broken += made is None and "0.000us" not in row.values()  # [memory] has no time
-        if made is not None and made.name.lower() not in _SUMS:
+        if made is not None and made.name.lower() not in ("total", "sum"):
             operators.append(made)
-    if any(_PATTERNS["negative"].match(row.get(f"Self {device} %", "")) for row in rows):
-        _refuse(source, "own times of the GPU below 0, so that its times are wrong")
+    signed = (f"Self {device} %", f"{device} total %", "CPU total %")
+    if any(_PATTERNS["negative"].match(row.get(at, "")) for row, at in product(rows, signed)):
+        _refuse(source, "times below 0: all are wrong")
     if not operators:
         _refuse(source, f"no readable row, {num_broken:,} unreadable rows")
     notes = [f"Unreadable rows, skipped: {num_broken:,}."] * (num_broken > 0)
@@ -343,7 +347,7 @@ def _operators(source: str, every: Sequence[str], num_before: int = 0) -> Operat
 
 def _most_memory(rows: Sequence[Mapping[str, str]], device: str) -> Iterator[str]:
     """What allocates most memory of the device."""
-    each = ((row["Name"], row.get(f"Self {device} Mem", "")) for row in rows if row)
+    each = ((row["Name"], row.get(f"Self {device or 'CUDA'} Mem", "")) for row in rows if row)
     read = ((_PATTERNS["bytes"].fullmatch(size), name) for name, size in each)
     sizes = [
         (float(o[1]) * 1_024 ** " KMGT".index(o[2] or " "), o[0], name) for o, name in read if o
@@ -385,7 +389,7 @@ def _header(line: str) -> tuple[list[str], str, list[str]] | None:
     """Columns, what a launcher prints before them, and the line itself if it is a row."""
     if found := _PATTERNS["header"].match(line):
         before = found[1].rstrip()
-        head = line[len(found[1]) :][:_LONGEST]
+        head = line[len(found[1]) :][:4_000]  # no header is longer
         head = re.sub(" [TA](?=otal|ime|vg)", lambda one: one[0].lower(), head)
         head = re.sub(r"\b(\w+) time\b(?! avg)(?!.*\b\1 total\b)", r"\1 total", head)
         head = re.sub(r"(Self \w+) total", r"\1", head.replace("GPU", "CUDA"))  # as torch prints it
@@ -480,10 +484,7 @@ def _shares(row: Mapping[str, str], what: str) -> Iterator[tuple[str, str]]:
 
 def _kind(name: str) -> CollectiveKind:
     kind: CollectiveKind = classifier_for(CommunicationConfig()).verdict(name).kind
-    low = name.lower()
-    is_named = low.replace("_", "").startswith(_COLLECTIVES)
-    is_named |= any(one in low for one in _LIBRARIES)
-    return (is_named and collective_kind(name)) or kind
+    return (_PATTERNS["of_library"].search(name) and collective_kind(name)) or kind
 
 
 def _operator(row: Mapping[str, str], device: str) -> TableOperator | None:

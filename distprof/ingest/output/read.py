@@ -323,11 +323,7 @@ class Reader:
             )
         return JobOutput(
             files=tuple(files),
-            events=tuple(
-                event
-                for event in self.events.values()
-                if (event.yields != "calls" or not self._has_more_calls) and self._is_said(event)
-            ),
+            events=tuple(filter(self._is_said, self.events.values())),
             stacks=tuple(self.stacks),
             ranks=tuple(sorted(self.ranks)),
             world_size=max(self._worlds, default=None),
@@ -339,10 +335,11 @@ class Reader:
         )
 
     def _is_said(self, event: OutputEvent) -> bool:
-        """Whether it may be said of the job: within a long file, programs print such texts."""
+        """Whether it may be said of the job: not calls that are cut off, nor texts in a program."""
         num = self.lines_of.get(event.file, 0)
         is_within = num > _LONG and _SAID_LINES < event.line < num - _SAID_LINES
-        return not is_within or event.yields not in ("absent", "complaint", "silence")
+        is_left_out = is_within and event.yields in ("absent", "complaint", "silence")
+        return not (is_left_out or (event.yields == "calls" and self._has_more_calls))
 
 
 def _is_noise(before: bytes, behind: bytes, row: Expression) -> bool:
@@ -398,6 +395,8 @@ def _fields(data: bytes, start: int, at: int, end: int, row: Expression) -> dict
     last = _end_of_wrapped(data, end) if row.wraps else end
     text = cleaned(data[max(start, at - _BEFORE_SIGN) : last]).rstrip()
     fields = _searched(row, text)
+    if fields is None and (begins := _prefix(text[:200])[1]):
+        fields = _searched(row, text[begins:])
     if row.wraps and "own" not in (fields or {}):
         before = cleaned(data[_start_of_wrapped(data, start) : start])
         fields = fields if _searched(row, before) else _searched(row, before + text) or fields
@@ -483,11 +482,8 @@ def _end_of_wrapped(data: bytes, end: int) -> int:
     """End of the lines into which a terminal broke the one that ends at ``end``."""
     for _ in range(_MAX_BROKEN):
         following = data[end + 1 : end + 1 + _WINDOW].split(b"\n", 1)[0]
-        if (
-            data[end - 2 : end] == b"  "
-            or not following.strip()
-            or _RAW["new_line"].match(following)
-        ):
+        is_whole = data[end - 2 : end] == b"  " or not following.strip()
+        if is_whole or _RAW["new_line"].match(following):
             break
         end += 1 + len(following)
     return end

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from functools import cache
 from itertools import chain
 
 from distprof.artefacts.records import FRAME, LIBRARY, main_stack
@@ -17,16 +16,10 @@ _Listed = tuple[tuple[int | None, ...], tuple[str, ...]]  # ranks and their call
 _HOW = patterns_beside(__package__, "stacks.toml", LIBRARY=LIBRARY.pattern)
 
 
-@cache
-def _telling() -> list[tuple[str, re.Pattern[str]]]:
-    """Parts of paths, and the functions in such files that tell what a rank waits for."""
-    table = table_beside(__package__, "stacks.toml")["telling"]
-    return [(part, re.compile(name)) for part, name in table.items()]
-
-
 def _tells(path: str, name: str) -> bool:
     """Whether a function of a library tells what a rank waits for."""
-    return any(part in path and how.match(name) for part, how in _telling())
+    telling = table_beside(__package__, "stacks.toml")["telling"]
+    return any(part in path and re.match(how, name) for part, how in telling.items())
 
 
 def stacks_in(text: str, *, is_crash: bool = False) -> tuple[tuple[str, ...], int | None, int]:
@@ -42,11 +35,10 @@ def stacks_in(text: str, *, is_crash: bool = False) -> tuple[tuple[str, ...], in
     if _HOW["head"].match(first):
         dump = list(_dump(lines))
         at = next((i for i, x in enumerate(dump) if x.startswith("Current") and is_crash), None)
-        crashed = () if at is None else calls_of([*_leading(dump[at + 1 :], FRAME)])
-        main = main_stack(dump)
+        main = main_stack(dump) if at is None else [*_leading(dump[at + 1 :], FRAME)]
         if is_crash and at is None and not last_own("\n".join(main)):
             main = []  # a native thread crashed: what a library's thread does says nothing
-        return crashed or calls_of(main), rank, len(dump)
+        return calls_of(main), rank, len(dump)
     if _HOW["framed"].match(first):
         own = [line for line in lines if _HOW["framed"].match(line)]
         return calls_of(own, _HOW["framed"]), rank, len(lines)
@@ -60,8 +52,11 @@ def stacks_in(text: str, *, is_crash: bool = False) -> tuple[tuple[str, ...], in
     if _HOW["kernel"].match(first):
         names = [line.split()[1].partition("+")[0] for line in _leading(lines, _HOW["kernel"])]
         return tuple(f"{name} (kernel)" for name in names), rank, len(names)
-    if found := _HOW["on_gpu"].match(first):
-        return (f"{found[1]} (on the GPU)",), rank, 1
+    if _HOW["on_gpu"].match(first):
+        session = [*_leading(lines, _HOW["in_cuda_gdb"])]  # of one process
+        rows = map(_HOW["on_gpu"].match, session)
+        kernels = dict.fromkeys(f"{one[1]} (on the GPU)" for one in rows if one)
+        return (*kernels,), rank, len(session)
     if _HOW["threads"].match(first):
         listed = "\n".join(_leading(lines[1:], _HOW["in_threads"]))
         return _native(_HOW["in_threads"].sub(r"Thread \1 (LWP \1):\n#0  ", listed).splitlines())
@@ -76,7 +71,8 @@ def stacks_in(text: str, *, is_crash: bool = False) -> tuple[tuple[str, ...], in
     if own and _HOW["recorded"].match(own[0]):
         frames = list(_leading(own, _HOW["recorded"]))
         return calls_of(frames, _HOW["recorded"]), rank, len(frames)
-    pattern = _HOW["debugged"] if "most recent call first" in first else _HOW["spied"]
+    for_gil = ("take_gil (native)",) * any("Waiting for the GIL" in line for line in lines[:2])
+    pattern = _HOW["debugged" if for_gil or "most recent call first" in first else "spied"]
     own = [f"    {call}" for call in _HOW["in_one_line"].findall(first)] or own
     count = 1 + len([*_leading(lines[1:], _HOW["in_dump"])])
     frames = list(_leading(own, pattern))
@@ -85,7 +81,7 @@ def stacks_in(text: str, *, is_crash: bool = False) -> tuple[tuple[str, ...], in
     head = "native_born" if any(map(_HOW["backward"].match, frames)) else "born"
     is_handed = head == "native_born" or any(map(_HOW["handed"].match, frames[:3]))
     hooks = _hooks(own[len(frames) :], head) if is_handed else []
-    return (*calls_of(hooks, pattern), *calls_of(frames, pattern)), rank, count
+    return (*for_gil, *calls_of(hooks, pattern), *calls_of(frames, pattern)), rank, count
 
 
 def _hooks(lines: Sequence[str], head: str) -> list[str]:
@@ -163,10 +159,8 @@ def _chain(text: str) -> list[str]:
         line = f":{one['line']}" if one["line"] else ""
         place = f"{one['file']}{line}" if one["file"] else one["where"] or "?"
         frames.append(f"{one['name'].rpartition('.')[2]} ({place})")
-    is_outermost_last = _HOW["outermost"].match(frames[-1]) and not _HOW["outermost"].match(
-        frames[0]
-    )
-    return frames if is_outermost_last else frames[::-1]
+    first, last = (_HOW["outermost"].match(frames[at]) for at in (0, -1))
+    return frames if last and not first else frames[::-1]
 
 
 def _same(text: str, found: Sequence[tuple[tuple[int, ...], list[str]]]) -> list[str]:
@@ -211,9 +205,8 @@ def _dump(lines: Sequence[str]) -> Iterator[str]:
     has_current = False
     for line in lines:
         is_current = line.startswith("Current thread")
-        if (has_current and is_current) or (
-            line.strip() and not (_HOW["head"].match(line) or FRAME.match(line))
-        ):
+        is_other = line.strip() and not (_HOW["head"].match(line) or FRAME.match(line))
+        if is_other or (has_current and is_current):
             return
         has_current |= is_current
         yield line

@@ -137,7 +137,7 @@ def _read(source: str, *, keeps_labels: bool) -> TrainingLog:
         return to_log(read_series(source), (), (source,), 0)
     found: tuple[Grammar, ...]
     try:
-        with opened(source, keeps_labels=keeps_labels) as stream:
+        with opened(source, keeps_labels=keeps_labels, keeps_ranks=keeps_labels) as stream:
             blocks = Blocks(stream)
             first, _ = read_some(stream, _SMALL)
             slowest = _slowest_run(source, first) if len(first) < _SMALL else None
@@ -153,7 +153,7 @@ def _read(source: str, *, keeps_labels: bool) -> TrainingLog:
                 if best_of(found) is None:
                     stream.seek(0)
                     blocks = Blocks(stream)
-                    found = (_of_unknown(blocks),)
+                    found = (*found, _of_unknown(blocks))
     except DAMAGE as error:
         return _refuse(source, " ".join(f"{type(error).__name__}: {error}".split())[:200])
     chosen = _with_phases(best_of(found), first)

@@ -23,6 +23,7 @@ from distprof.ingest.training_logs.grammar import (
     NOTES,
     Grammar,
     Row,
+    TimerValues,
     byte_patterns,
     s_to_ns,
     to_float,
@@ -78,6 +79,8 @@ class _Bar(msgspec.Struct):
     rates: list[tuple[int, int, float, float]] = msgspec.field(default_factory=list)
     rows: list[Row] = msgspec.field(default_factory=list)
     seen: list[tuple[int, int]] = msgspec.field(default_factory=list)  # First steps and seconds.
+    waits: list[float] = msgspec.field(default_factory=list)  # For input, as shares of the rates.
+    loss: float | None = None  # The last one of a bar that shows such waits.
 
 
 class BarGrammar(Grammar):
@@ -140,6 +143,9 @@ class BarGrammar(Grammar):
                 half = 0.5 * 10 ** -len(rate.partition(b".")[2]) / each
                 each = each if unit.startswith(b"s/") else 1 / each
                 bar.rates.append((int(step), second, each, half * each))
+                if wait := _PATTERNS["wait"].match(block, match.start()):
+                    bar.loss, waited = to_float(wait[1]), to_float(wait[2]) or 0.0
+                    bar.waits.append(waited / each / (1000 if wait[3] else 1))
 
     def _follow(self, bar: _Bar, step: int, second: int, total: int) -> None:
         is_again = step < bar.last_step == total or step < bar.step
@@ -214,6 +220,14 @@ class BarGrammar(Grammar):
                 self.rows = [Row(longest.last_step, ns, span)]
                 self.notes.append(NOTES["evaluation"].format(format_ratio(self._paused_s / passed)))
             self.add_seconds(phases)
+            if longest.waits and max(longest.waits) <= _MOST_HELD:  # else since the start
+                share, waits = (
+                    median(longest.waits),
+                    self.timers.setdefault("data_time", TimerValues()),
+                )
+                for index, row in enumerate(self.rows):
+                    self._add_timer(waits, index, round(share * (row.duration_ns or 0)))
+                self.rows[-1] = self.rows[-1]._replace(loss=longest.loss)
         if any(self._losses):
             self.notes.append(NOTES["not_finite"].format(sum(self._losses), len(self._losses)))
         self.notes.append(NOTES["bar"].format(_MIN_SECONDS))
@@ -417,7 +431,8 @@ class LightningGrammar(Grammar):
         totals = (row for way in ("stats", "by_total") for row in _PATTERNS[way].findall(block))
         found += ((name, b"", *rest[::-1]) for name, *rest in totals)
         for name, mean, calls, total in found:
-            each, whole, count = to_float(mean), to_float(total), int(calls or 0)
+            each, whole, count = to_float(mean), to_float(total), int(calls.strip(b"_") or 0)
+            each, count = (whole, 1) if mean == b"-" else (each, count)
             count = count or (round(whole / each) if whole and each else 0)
             each = each if mean or not whole or not count else whole / count
             self._means[name.decode("utf-8", "replace")] = (each, count)
@@ -425,6 +440,7 @@ class LightningGrammar(Grammar):
     def finish(self) -> None:
         """A batch and its loading make an iteration."""
         means = self._means
+        everything = means.pop("Total", (0.0, 1))[0] or 0.0
         steps = [each for name, each in means.items() if _PATTERNS["step"].search(name.encode())]
         longest = max(steps, key=lambda each: each[0] or 0.0, default=None)
         parts = [means.get(name, (0.0, 0)) for name in _PARTS]
@@ -438,6 +454,7 @@ class LightningGrammar(Grammar):
             name: mean * calls / count
             for name, (mean, calls) in means.items()
             if mean is not None and calls >= count and not name.startswith("run_training")
+            if not _PATTERNS["elsewhere"].search(name.encode())
         }
         seconds += sum(each for name, each in whole.items() if name.endswith(_NEXT))
         around = {name: each for name, each in whole.items() if name.endswith(_HOOKS[:-1])}
@@ -454,6 +471,6 @@ class LightningGrammar(Grammar):
         once = ((m * num, num, n) for n, (m, num) in means.items() if m and n not in whole)
         spent, num, name = max((one for one in once if one[2][:4] != "run_"), default=(0.0, 0, ""))
         if 2 * spent > seconds * count:  # a third of all
-            share = format_ratio(spent / (spent + seconds * count))
-            took = format_duration(round(spent * 1e9))
+            share = format_ratio(spent / max(spent + seconds * count, everything))
+            took, name = format_duration(round(spent * 1e9)), re.sub(r"^\[\w+\]", "", name)
             self.notes.append(NOTES["outside"].format(name, share, took, num))

@@ -13,7 +13,7 @@ import sys
 from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial, reduce
+from functools import partial
 from itertools import filterfalse, pairwise, takewhile
 
 from msgspec.structs import replace
@@ -138,7 +138,8 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     is_later = found.ranks and " first" in found.verdict
     also = "ended or reported an error after it" if is_later else "reported errors"
     steps = found.next_steps or tuple(_steps(found))
-    found = _in_terms_of(_backend(output), replace(found, next_steps=steps))
+    library = "gloo" if {one.op for one in found.positions} == {"GLOO"} else _backend(output)
+    found = _in_terms_of(library, replace(found, next_steps=steps))
     return replace(
         found,
         num_followers=len(failed),
@@ -158,13 +159,10 @@ def diagnose_output(output: JobOutput) -> EndingResult:
 
 def _in_terms_of(library: str, found: EndingResult) -> EndingResult:
     """Sentences with what another library than NCCL and its devices have instead."""
-    terms = words().terms.get(library, {})
-
-    def said(text: str) -> str:
-        return reduce(lambda one, term: one.replace(*term), terms.items(), text)
-
-    steps = tuple(map(said, found.next_steps))
-    return replace(found, verdict=said(found.verdict), next_steps=steps)
+    for term in words().terms.get(library, {}).items():
+        steps = tuple(step.replace(*term) for step in found.next_steps)
+        found = replace(found, verdict=found.verdict.replace(*term), next_steps=steps)
+    return found
 
 
 def _of_author(output: JobOutput) -> JobOutput:
@@ -364,9 +362,8 @@ def _without_asides(output: JobOutput) -> Iterator[OutputEvent]:
     for event in _of(output, "aside"):
         is_inner = event.name == "queue-feeder"  # it is in the traceback, not before it
         following = bisect(begins, (event.file, event.line))
-        following += not is_inner and begins[following : following + 1] <= [
-            (event.file, event.line + 5)
-        ]
+        near = [(event.file, event.line + 5)]
+        following += not is_inner and begins[following : following + 1] <= near
         file, line = begins[following] if following < len(begins) else ("", 0)
         last = event.line + _BETWEEN_RUNS
         last = min(last, line) if file == event.file else last
@@ -583,7 +580,8 @@ def _host_memory(output: JobOutput) -> EndingResult | None:
     how = how if blamed in killed or _signal(blamed) else _row(event).says or how
     ranks = (blamed.rank,) if blamed.rank is not None else blamed.ranks()
     is_one = len(ranks) == 1 and not _are_agents(output)
-    who = f"{capitalized(name_ranks(ranks))}{_at(blamed)}" if is_one else _subject(blamed)
+    who = _subject(blamed if blamed.rank is not None or _at(blamed) else event)
+    who = f"{capitalized(name_ranks(ranks))}{_at(blamed)}" if is_one else who
     text, steps = f"{who} {how}{held}.", advice_on("host_memory", event.name)
     return _made("host_memory", text, event, *steps, ranks=ranks)
 
@@ -655,7 +653,8 @@ def _silent_until(event: OutputEvent, lines: Sequence[str]) -> int:
 
 
 def _at(event: OutputEvent) -> str:
-    return f" on {event.fields['host']}" if event.fields.get("host") else ""
+    host = event.fields.get("host", "")
+    return f" on {host if len(host) <= _MAX_NAME else host.partition('.')[0]}" if host else ""
 
 
 def _own_errors(output: JobOutput) -> EndingResult | None:
@@ -736,11 +735,14 @@ def _refined(output: JobOutput, kind: str, said: _Said) -> _Said:
 
 
 def _root(output: JobOutput) -> OutputEvent | None:
-    """The rank that exited by itself, and first, if the tables of launchers name one."""
-    exits = [e for e in _of(output, "exit") if "time" in e.fields and not _signal(e)]
-    first = min((e.fields["time"] for e in exits), default="")
-    firsts = [e for e in exits if e.fields["time"] == first and e.rank is not None]
-    return firsts[0] if len(firsts) == 1 and "root" in firsts[0].fields else None
+    """The rank that exited by itself, and first, if the lines of launchers name one."""
+    exits = [e for e in _of(output, "exit") if not _signal(e) and e.rank is not None]
+    timed = [e for e in exits if "time" in e.fields]
+    first = min((e.fields["time"] for e in timed), default="")
+    firsts = [e for e in timed if e.fields["time"] == first]
+    firsts = firsts if len(firsts) == 1 and "root" in firsts[0].fields else []
+    alone = [e for e in exits if e.number("code")] if not timed else firsts
+    return alone[0] if len({e.rank for e in alone}) == 1 else None
 
 
 def _after_a_timeout(output: JobOutput) -> list[OutputEvent]:
@@ -920,7 +922,8 @@ def _held_by_others(fields: Mapping[str, str]) -> float:
     """GiB of a GPU that other processes held, if they are more than the message leaves open."""
     own = ("allocated",) if "others" in fields else ("used", "kept", "allocated", "held")
     total, free = (_in_gib(fields.get(name, "")) for name in ("total", "free"))
-    used = max(_in_gib(fields.get(name, "")) for name in own)  # a container may show 0 as used
+    allocated = _in_gib(fields.get("allocated", "")) + _in_gib(fields.get("reserved", ""))
+    used = max(allocated, *(_in_gib(fields.get(name, "")) for name in own))  # containers show 0
     least = _OTHERS * total if used == _in_gib(fields.get("used", "")) else used
     return total - free - used if used and total - free - used > least else 0.0
 
@@ -1157,19 +1160,21 @@ def _crash(output: JobOutput) -> EndingResult | None:
         return None
     event = min(events, key=lambda e: ("library" not in e.fields, "what" not in e.fields))
     what = event.fields.get("what", "the output does not name the signal")
-    library = event.fields.get("library", "")
+    stack = next((s for s in output.stacks if s.file == event.file and s.line >= event.line), None)
+    call = stack.calls[0] if stack else ""
+    is_own = bool(call) and not words().search("in_library", call)
+    library = event.fields.get("library", "libnccl" * bool(re.match("p?nccl[A-Z]", call)))
     is_bus = "SIGBUS" if re.search("Bus [Ee]rror|SIGBUS", what) else ""
     meaning = words().meanings["SIGBUS"].replace(" (bus error)", "") if is_bus else ""
     how = "assert" if what.startswith("Check failed") else "signal"
-    stack = next((s for s in output.stacks if s.file == event.file and s.line >= event.line), None)
-    own = () if library else advice_on(how, "SIGSEGV")
-    own = (f"Read the code of {stack.calls[0]}.",) if stack else own
+    own = (f"Read the code of {call}.",) * is_own
+    own = own or (() if library else advice_on(how, f"SIGSEGV: {what}"))
     only = "" if event.rank is not None else capitalized(_only_ended(output))
     where = f"{library and f' in {library}'}{meaning}"
     line, steps = _refined(output, "loader" if is_bus else "crash", (what, ()))
     text = f"{only or _subject(event)} crashed: {line[:_MAX_QUOTE]}{where * (not steps)}."
     steps = steps or (*advice_on("crash", library or f"what: {what}"), *advice_on("signal", is_bus))
-    why = (words().says("last call", place=stack.calls[0]),) if stack else ()
+    why = (words().says("last call" if is_own else "in a library", place=call),) if call else ()
     return _made("crash", text, event, *steps, *own, why=why)
 
 
@@ -1409,7 +1414,7 @@ def _peer(output: JobOutput) -> EndingResult | None:
     event = min(events, key=lambda e: (e.fields.get("code") == "5", not _is_root(e)))
     if event.yields != "network":  # NCCL names the reason after the error
         close = (e for e in events if e.yields == "network" and e.rank in (None, event.rank)
-                 and _is_near(replace(event, rank=e.rank), e, _TO_NEXT))  # fmt: skip
+                 and 0 <= max(e.line, e.again) - event.line <= _TO_NEXT)  # fmt: skip
         event = next(close, event)
     if event.yields != "network":
         same = [e for e in events if e.yields == event.yields]
@@ -1452,6 +1457,11 @@ def _peer(output: JobOutput) -> EndingResult | None:
         what = last if "failure" in last else f"{last} ({kind})" if last else kind
         line = f"{who} failed in NCCL{where}: {what}."
         suspects = ()
+    versions = ((v, name_ranks([e.rank])) for e in output.events if e.rank is not None
+                for v in re.findall(r"NCCL version (\d[\d.]*\d)", e.text))  # fmt: skip
+    if which := _who_has(versions):
+        text, steps = words().says("versions", which=which), words().steps["versions"]
+        return _made("nccl", text, event, *steps, ranks=())
     is_logged = any("NCCL INFO" in line for line in output.end_lines)
     logged = "nccl logged" if is_logged and event.yields == "nccl" else event.yields
     backend = "gloo" if "gloo" in event.text else _backend(output)
@@ -1601,12 +1611,13 @@ def _exited(output: JobOutput) -> EndingResult | None:
 def _stopped(output: JobOutput) -> EndingResult | None:
     event = _of(output, "stopped", "cancelled")[0]
     name = _signal(event)
-    if name == "SIGINT" and _of(output, "complaint") and (began := _at_stage(output)):
+    raised = [e for e in _of(output, "exception", "cut") if not _is_launchers(e)]
+    is_asked = name == "SIGINT" and _of(output, "complaint")
+    if is_asked and (began := _at_stage(output) or _stood(output, raised)):
         return began
     by = f"its launcher got {name or 'a signal'}"
     how = words().stopped.get(name or event.yields, by)
     steps = advice_on("stopped", name or event.yields)
-    raised = [e for e in _of(output, "exception", "cut") if not _is_launchers(e)]
     stood = stacks_of(replace(output, stacks=_stacks_of(raised if name == "SIGINT" else [])))
     at = [one for one in stood if one.activity and one.activity not in words().kinds["aide"]]
     for one in at[:1]:
@@ -1721,9 +1732,8 @@ def _stacks_of(events: Iterable[OutputEvent]) -> tuple[OutputStack, ...]:
 def _is_launchers(event: OutputEvent) -> bool:
     """Whether a traceback is of a launcher, which reports how another process ended."""
     files = re.findall(r'File "([^"\n]{1,300})"', _frames(event))
-    return bool(
-        words().search("of_launchers", files[-1] if files else event.fields.get("type", ""))
-    )
+    where = files[-1] if files else event.fields.get("type", "")
+    return words().search("of_launchers", where) is not None
 
 
 def _waiting(output: JobOutput) -> EndingResult | None:
@@ -1734,7 +1744,7 @@ def _waiting(output: JobOutput) -> EndingResult | None:
     gone = any("gone" in e.fields for e in _of(output, "closed"))  # agents end after ranks
     if events and _row(last := events[-1]).says:
         most = _NEAR_AGENT if "run" in last.fields else _LAST_LINES
-        gone |= "closing" in last.fields and not _of(output, "exception", "error")
+        gone |= "closing" in last.fields and not _of(output, "exception", "error", "mixed")
         if gone or output.lines_of.get(last.file, 0) - max(last.line, last.again) > most:
             return None  # it went by
         return _stuck("waiting", *_told(last)[:1], last, *_told(last)[1])
@@ -2017,18 +2027,21 @@ def _set_up(output: JobOutput) -> EndingResult | None:
         text = f"NCCL was ready (“{_READY}”) on {where}, {after}"
         return _undecided("ready", text, "NCCL is ready")
     stage, count = Counter(begun).most_common(1)[0]
-    apart = _interfaces(events)
+    chosen = (e.fields for e in events if "network" in e.fields)
+    networks = _who_has((f["network"], f["process"].rpartition(":")[0]) for f in chosen)
+    apart = f"hosts chose different networks: {networks}" if networks else _interfaces(events)
     if apart and not ready:
-        event = next(e for e in events if "interface" in e.fields)
         text = f"NCCL's set-up does not end, most likely because {apart}"
-        return _stuck("set-up", text, event, *words().steps["interfaces"])
+        steps = words().steps["networks" if networks else "interfaces"]
+        return _stuck("set-up", text, events[0], *steps)
     came = f"{ready:,} of {counted(len(last), 'process')} came" if ready else "no process came"
     which = "all" if count == len(last) else "the others" if count == len(begun) else "some"
     is_early = stage in ("Bootstrap", "Using network", "Init START")
     if absent := _unheard(events):
         return _undecided("set-up", words().says("absent", who=absent), "absent")
     text = f"the text ends while NCCL sets up: {came} to “{_READY}”, and {which} stand after "
-    is_one_host = len(last) > 1 and len({name.partition(":")[0] for name in last}) == 1
+    are_most = 2 * len(last) > max(event.number("size") or 2 for event in events)
+    is_one_host = are_most and len({name.partition(":")[0] for name in last}) == 1
     step = "set-up of a host" if is_one_host else "early set-up" if is_early else "set-up"
     return _undecided("set-up", f"{text}{words().stages[stage]}", step)
 
@@ -2047,6 +2060,14 @@ def _undecided(cause: str, says: str, step: str) -> EndingResult:
     """A text that ends in the start of a job; ``step`` names steps in ``words.toml``."""
     steps = words().steps[step]
     return EndingResult(cause=cause, verdict=f"Not decided: {says}.", next_steps=steps)
+
+
+def _who_has(pairs: Iterable[tuple[str, str]]) -> str:
+    """For example ``IB on a, Socket on b``; empty if all have the same, or one has two."""
+    found = {what: {*who} for what, who in grouped(pairs).items()}
+    is_apart = sum(map(len, found.values())) == len(set().union(*found.values()))
+    texts = [f"{what} on {', '.join(sorted(who)[:3])}" for what, who in found.items()]
+    return ", ".join(texts) if is_apart and len(found) > 1 else ""
 
 
 def _interfaces(events: Iterable[OutputEvent]) -> str:
@@ -2088,6 +2109,7 @@ def _why_mixed(output: JobOutput) -> str:
 def _hinted(output: JobOutput, kind: str = "hint") -> EndingResult | None:
     """What a warning, or a quoted error within a sentence, says if nothing else is known."""
     events = [e for e in _of(output, kind) if _row(e).says or _is_of_program(e)]
+    events.sort(key=lambda e: "pid" in e.fields)  # what a process waits for says more
     if not events or not _is_at_end(events[0], output):
         return None
     if "type" not in events[0].fields:

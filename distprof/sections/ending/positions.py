@@ -48,22 +48,17 @@ def positions_of(output: JobOutput) -> list[EndingPosition]:
     told = {group_of(e) for e in events if {"group", "pg"} & e.fields.keys()}
     numbers = [n for e in events if (n := e.number("seq")) is not None]
     is_one = len(told) == 1 and max(numbers, default=0) - min(numbers, default=0) <= _MAX_GAP
-    groups: dict[tuple[int | None, int | None], str] = {}
-    shared: dict[int | None, set[str]] = {}  # groups in which ranks wait in a number
-    for event in events:
-        if event.yields == "position" and event.number("seq") is not None:
-            groups[event.rank, event.number("seq")] = group_of(event)
-            shared.setdefault(event.number("seq"), set()).add(group_of(event))
-    whose: dict[tuple[str, int | None], set[int]] = {}  # the ranks that print as one member
-    for event in events:
-        if event.rank is not None and "own" in event.fields:
-            whose.setdefault((group_of(event), event.number("own")), set()).add(event.rank)
+    placed = [e for e in events if e.yields == "position" and e.number("seq") is not None]
+    groups = {(e.rank, e.number("seq")): group_of(e) for e in placed}
+    shared = grouped((e.number("seq"), group_of(e)) for e in placed)  # in which ranks wait
+    named = (e for e in events if e.rank is not None and "own" in e.fields)  # as members
+    whose = grouped(((group_of(e), e.number("own")), e.rank) for e in named)
     apart = _numbers_apart(events)
     found: dict[tuple[str, int, bool], EndingPosition] = {}
     for event in events:
         number, own = event.number("seq"), event.number("own")
-        only = shared.get(number, set())
-        writers = whose.get((group_of(event), own), set()) if event.rank is None else {event.rank}
+        only = {*shared.get(number, ())}
+        writers = {*whose.get((group_of(event), own), ())} if event.rank is None else {event.rank}
         rank = next(iter(writers)) if len(writers) == 1 else own
         group = group_of(event) or groups.get(
             (rank, number),
@@ -189,11 +184,12 @@ def _wait_text(name: str, waiting: Sequence[EndingPosition]) -> str:
     shown = name if all(one.is_global for one in waiting) else ""
     lowest = min((one.seq for one in waiting if one.seq is not None), default=None)
     by_number = grouped(
-        ((lowest if one.seq is None else one.seq, one.op * _is_of_two(one)), one) for one in waiting
+        (p.op if _is_of_two(p) else lowest if p.seq is None else p.seq, p) for p in waiting
     )
     texts = []
     for some in by_number.values():
-        what = _operation(max(some, key=lambda one: (bool(one.op), one.seq is not None)), shown)
+        one = max(some, key=lambda one: (bool(one.op), one.seq is not None))
+        what = _operation(one if len({p.seq for p in some}) == 1 else replace(one, seq=None), shown)
         if {(one.op, one.size) for one in some} - {("", "")} == {("ALLREDUCE", "1")}:
             what += " (1 element, as in a barrier)"
         texts.append(f"{_who(some, name)} {verb(some, 'wait')} in {what}")
@@ -208,8 +204,8 @@ def _first_pending(one: EndingPosition) -> int | None:
 
 
 def _is_of_two(one: EndingPosition) -> bool:
-    """Whether a rank waits for one other: then numbers and operations differ by nature."""
-    return one.op.upper() in ("SEND", "RECV")
+    """Whether a rank may wait for one other: then numbers and operations differ by nature."""
+    return one.op.upper() in ("SEND", "RECV", "COALESCED")
 
 
 def _waits(one: EndingPosition) -> bool:
@@ -250,10 +246,9 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
     if len(waiting) > 1 and all(one.op == "SEND" for one in waiting):
         return _stuck("unfinished", f"{text}. {words().said['all send']}", positions)
     moved = _bar_moved(output) if len(positions) == 1 and positions[0].rank else ""
-    sign = "moving bar" if moved else "late start"
-    if what := moved or _late_starts(output):
-        text += f". {words().says(sign, what=what)}"
-        steps = (*words().steps[sign], *words().steps["record"])
+    if moved:
+        text += f". {words().says('moving bar', what=moved)}"
+        steps = (*words().steps["moving bar"], *words().steps["record"])
         return _stuck("silent", text, positions, next_steps=steps)
     sizes = sorted({int(p.size) for p in shared if p.op == "COALESCED" and p.size.isdigit()})
     differ = words().says("sizes", sizes=" and ".join(f"{n:,}" for n in sizes[:3]))
@@ -281,6 +276,10 @@ def _whether_behind(
     if len(positions) > 1 and lost and all(one.is_global for one in positions):
         return words().says("lost", who=f"{capitalized(name_ranks(lost))} {verb(lost, 'report')}")
     own = {one.rank for one in positions if one.op == "GLOO"}
+    ends = (e.fields.get("peer") for e in output.events if e.yields == "peer" and e.rank in lost)
+    if own and (peer := next(filter(None, ends), "")):
+        who = capitalized(name_ranks(sorted(lost)))
+        return words().says("gloo lost", who=who, peer=peer, one=name_ranks(own))
     if any(event.name == _GLOO and event.rank not in own for event in output.events):
         return words().said["gloo"]
     if words().search("said_all", " ".join(output.end_lines)):
@@ -320,16 +319,6 @@ def _members(output: JobOutput) -> int:
         if op.startswith(("ALLGATHER", "REDUCE_SCATTER")) and 0 < least < most:
             found.add(0 if most % least else most // least)
     return found.pop() if len(found) == 1 else 0
-
-
-def _late_starts(output: JobOutput) -> str:
-    """Processes that called NCCL for the first time after the first time-out of a watchdog."""
-    one = next(e for e in output.events if e.yields in OF_WATCHDOGS)
-    began = [e for e in output.events if e.yields == "setup" and e.file == one.file]
-    told = _ranks_of("timeout", output) | _ranks_of("position", output)  # printed late, too
-    known = {e.fields["process"] for e in began if e.line < one.line or e.number("member") in told}
-    begun = {e.fields["process"] for e in began if e.fields["stage"] == "Bootstrap"}
-    return " and ".join(f"process {name}" for name in sorted(begun - known)[:2])
 
 
 def as_it_began(output: JobOutput) -> str:
@@ -427,13 +416,11 @@ def _behind(
         stands = f"{verb(late, 'stand')} at {_operation(waits[0], name)}"
         if at != waits[0].seq:
             stands += f" and {'have' if len(late) > 1 else 'has'} launched up to number {at:,}"
-    differs = any((one.size, one.op) != (ahead.size, ahead.op) for one in waits)
-    path = ", of different operations or sizes: one of them took another path" if differs else ""
     whose = f"{_who(others, name)}, which {verb(others, 'wait')} in {_operation(ahead, name)}"
     are, ranks = "They are" if len(late) > 1 else "It is", [p.rank for p in late if p.is_global]
     text = f"{_who(late, name)} {stands}. {are} {count} behind {whose}."
-    why = (f"The ranks ran different numbers of collectives{path}.",)
-    return _stuck("behind", text, positions, ranks=tuple(ranks), why=why)
+    why = "The ranks ran different numbers of collectives."
+    return _stuck("behind", text, positions, ranks=tuple(ranks), why=(why,))
 
 
 def _mismatch(waiting: Sequence[EndingPosition]) -> str | None:

@@ -21,7 +21,6 @@ _first = partial(first_rows, most=12, noun="row", note="{} with --all")
 
 def ending_positions_table(report: Report, *, show_all: bool) -> TableView | None:
     """Where ranks stood when their watchdogs fired."""
-    rows, more = _first(report.ending.positions, show_all=show_all)
     return rows_table(
         "Ranks at the time-out",
         (
@@ -33,14 +32,12 @@ def ending_positions_table(report: Report, *, show_all: bool) -> TableView | Non
             Column("launched", "enqueued", form="count"),
             Column("completed", "completed", form="count"),
         ),
-        rows,
-        notes=more,
+        _first(report.ending.positions, show_all=show_all),
     )
 
 
 def ending_lines_table(report: Report, *, show_all: bool) -> TableView | None:
     """Lines about the end of the job."""
-    rows, more = _first(report.ending.lines, show_all=show_all)
     return rows_table(
         "Lines about the end of the job",
         (
@@ -50,14 +47,12 @@ def ending_lines_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("line", "line", form="count", wide_only=True),
             Column("text", "text", form="name", left=True, wrap=True),
         ),
-        rows,
-        notes=more,
+        _first(report.ending.lines, show_all=show_all),
     )
 
 
 def ending_stacks_table(report: Report, *, show_all: bool) -> TableView | None:
     """Processes with the same stack, the rarest first."""
-    rows, more = _first(report.ending.stacks, show_all=show_all)
     return rows_table(
         "Python stacks",
         (
@@ -72,8 +67,7 @@ def ending_stacks_table(report: Report, *, show_all: bool) -> TableView | None:
                 wrap=True,
             ),
         ),
-        rows,
-        notes=more,
+        _first(report.ending.stacks, show_all=show_all),
     )
 
 

@@ -41,7 +41,8 @@ def stacks_of(output: JobOutput) -> tuple[EndingStack, ...]:
 
 def _of_one_process(stacks: Sequence[OutputStack]) -> Sequence[OutputStack]:
     """Stacks, but those of Python and of a debugger that one process has as one."""
-    native = [one for one in stacks if not any(".py:" in call for call in one.calls)]
+    native = [one for one in stacks if "(on the GPU)" in one.calls[0]]
+    native = native or [one for one in stacks if not any(".py:" in call for call in one.calls)]
     others = [one for one in stacks if one not in native]
     if len(native) != 1 or [(one.rank, one.file) for one in others] != [(None, native[0].file)]:
         return stacks
@@ -51,13 +52,9 @@ def _of_one_process(stacks: Sequence[OutputStack]) -> Sequence[OutputStack]:
 
 def _activity(calls: Sequence[str]) -> str:
     """What a process does, by its innermost known call."""
-    activities = words().activity
-    known = [
-        name for call in calls for name, one in activities.items() if re.match(one.pattern, call)
-    ]
-    known = [
-        name for name in known if name not in ("children", "subprocess", "idle thread")
-    ] or known
+    named = words().activity.items()
+    known = [name for call in calls for name, one in named if re.match(one.pattern, call)]
+    known = [name for name in known if name not in words().kinds["least"]] or known
     if known[:1] == ["idle thread"] and any(".py:" in call for call in calls):
         return ""
     first = (name for name in words().kinds["telling"] if name in known)
@@ -98,11 +95,12 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
     elsewhere = [one for one in stacks if one.activity not in shared]
     of_worker = f", whose worker is in {_place(busy[0])}" if busy and loads else ""
     if not waiting or not elsewhere:
-        # All processes in a collective, or none
-        if len({_site(one) for one in waiting if _site(one)}) > 1:
+        # All processes in a collective, or none; a copy of a stack may lack frames
+        sites = [{*_site(one)} for one in waiting if _site(one)]
+        if any(site - max(sites, key=len) for site in sites):
             return _apart(waiting)
         count = sum(one.count for one in stacks)
-        said_op = "" if waiting else said_operation(output)
+        below, said_op = tuple[str, ...](), "" if waiting else said_operation(output)
         says = said_by(output) if waiting else ""
         held = [one for one in stacks if one.activity in ("lock", "lock file", "file lock")]
         held = held or [*(loads[:1] if of_worker else ())]
@@ -112,6 +110,8 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
             told = "No stack shows a rank that the others wait for."
             if count > 1 and len(stacks) == 1 and waiting and waiting[0].activity == "collective":
                 told = words().says("perhaps all processes", count=f"{count:,}")
+                if stacks[0].ranks == (*range(count),):
+                    below = words().steps["all launched"] + words().steps["record"]
             if said_op and words().search("others_wait", said_by(output)):
                 told, says, said_op = f"The others are said to wait in {said_op}.", said_op, ""
             elif said_op:
@@ -125,7 +125,7 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
         if not state and any(e.yields == "absent" for e in output.events):
             return None  # people say who is missing
         found = EndingResult(state=state, cause="stacks", verdict=said)
-        steps = (*advice_on("complaint", says), *steps, *words().steps["all stacks"])
+        steps = (*advice_on("complaint", says), *below, *steps, *words().steps["all stacks"])
         once = words().steps["one snapshot"] if held else ()
         return replace(found, alternatives=once, next_steps=steps)
     ranks = tuple(sorted(rank for one in elsewhere for rank in one.ranks))
@@ -256,6 +256,8 @@ def _call(one: EndingStack) -> str:
     """The call that shows what a process does; without any, the innermost."""
     pattern = words().activity[one.activity].pattern if one.activity else r"(?!)"
     calls = [call for call in one.calls if re.match(pattern, call)]
+    if one.activity in ("hub", "request"):  # of a library in a library
+        return calls[-1]
     if one.activity == "lock":  # what takes it says more
         native = (call for call in one.calls if _activity([call]) != "lock")
         return calls[0] if calls[0].startswith("acquire") else next(native, calls[0])

@@ -187,7 +187,7 @@ def why_not_fast(result: NcclResult) -> str:
 
 def over_cards(result: NcclResult) -> str:
     """For example `` over eth0 and eth1``; empty if no card of the chosen network is known."""
-    cards = sorted({card for host in result.hosts if host.networks for card in host.cards})
+    cards = [*dict.fromkeys(card for h in result.hosts if h.networks for card in h.cards)]
     cards = [card for card in cards if not re.match(SAYS["slow_provider"], card)]
     named = cards if len(cards) <= _NAMED_HOSTS else [cards[0], f"{len(cards) - 1} more"]
     kinds = sorted({link.partition("/")[0] for host in result.hosts for link in host.links})

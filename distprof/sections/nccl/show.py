@@ -142,6 +142,7 @@ def _shown(result: NcclResult) -> dict[str, str]:
         "peer access": any("P2P" in name or name == NcclRemark.PEER_OFF for name in names),
         "one host": result.is_on_one_host,
         "failed plug-in": "Libfabric" in result.missing_networks and not result.networks,
+        "no RDMA device": "IB" in result.missing_networks and not result.networks,
         "one rank": result.groups[:1] and result.groups[0].num_ranks == 1,
         "several hosts": result.has_several_hosts and not result.is_on_one_host,
         "network of a host": result.networks and is_alone and not result.is_on_one_host,
@@ -170,7 +171,7 @@ def _chosen(result: NcclResult) -> str:
     if result.is_on_one_host and has_memory:
         return "All ranks are on one host, so they do without the network."
     if not result.networks:
-        return ""
+        return SAYS["no_rdma"] if "IB" in result.missing_networks else ""
     if differ := different_networks(result):
         return f"Hosts chose different networks: {differ}. NCCL cannot connect them."
     reason = why_not_fast(result) if result.networks == ("Socket",) else ""

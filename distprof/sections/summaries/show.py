@@ -382,16 +382,19 @@ def _known_work(result: OperatorTableResult) -> list[str]:
     if total is None or not (result.self_cpu_ns or len({row.name for row in rows}) >= _FEWEST_ROWS):
         return []
     each = {name: min(ns, total) for name, ns in _by_name(result).items()}
+    add = sum if _in_calls(result) else max  # calls of CUDA hold no others
     spent = {
-        what: max((ns for name, ns in each.items() if re.search(known, name)), default=0)
+        what: add([0, *(ns for name, ns in each.items() if re.search(known, name))])
         for what, known in _TABLE["work"].items()
     }
     outside = [row.self_cpu_ns for row in rows if row.name.startswith(_STEP)]
     spent["Python code outside of operators"] = sum(outside)
     longest = max(row.self_cpu_ns for row in rows)
-    for row in rows:
-        calls_others = re.search(_TABLE["place"], row.name) and row.cpu_ns >= 2 * longest
-        if calls_others and 2 * row.cpu_ns >= total and max(spent.values()) < total / 3:
+    least = max(3 * longest / 2, MIN_KNOWN_RATIO * total)
+    places = [r for r in rows if r.cpu_ns >= least and re.search(_TABLE["place"], r.name)]
+    near_half = sorted(places, key=lambda r: (r.num_calls == 1, abs(2 * r.cpu_ns - total)))
+    for row in near_half[:1] if max(spent.values()) < total / 3 else ():
+        if row.num_calls > 1 or 2 * row.cpu_ns >= total:  # one call may hold all others
             spent[f"{_named(row)} and what it calls"] = row.cpu_ns
     most = max(spent.values())
     if most < max(MIN_KNOWN_RATIO * total, 1, longest):
@@ -408,12 +411,17 @@ def _known_work(result: OperatorTableResult) -> list[str]:
     if not result.self_cpu_ns and spent[what] == total:  # the row itself is all that is known
         share, of = "The longest row", "an unknown whole"
     said = f"{share} of {where} is {what}: {format_duration(spent[what])} of {of}."
+    if what.endswith("and what it calls"):
+        holds = _say("holds", what=what, where=where, much=_share(spent[what], total))
+        said = holds if len(said.partition(": ")[0]) > MAX_HEADLINE else said
+        others = [r for r in places if r.cpu_ns < _NEARLY * total and r not in near_half[:1]]
+        return [said, *([_say("also hold", rows=_longest(others, "cpu_ns"))] * bool(others))]
     return [said, *_advice(what, result)]
 
 
 def _in_calls(result: OperatorTableResult) -> str:
     """Where the time is, if all rows are calls of the CPU to CUDA or HIP; else empty."""
-    names = [row.name for row in result.rows if row.cpu_ns]
+    names = [row.name for row in result.rows if row.cpu_ns or row.self_cpu_ns]
     of = "CUDA" if any(name.startswith("cu") for name in names) else "HIP"
     return f" in calls of {of}" * all(re.match(_TABLE["call"], name) for name in names)
 
@@ -601,7 +609,8 @@ def _cpu_rows(result: OperatorTableResult) -> list[str]:
         lacks = _TABLE["say"]["few rows"]
     if not (named := _longest(rows, field)):
         return [*known, _TABLE["say"]["all zero"]]
-    said = [lacks, f"Most {what} time: {named}."][:: -1 if what == "GPU" else 1]
+    own = "own " * (field == "self_cpu_ns")
+    said = [lacks, f"Most {own}{what} time: {named}."][:: -1 if what == "GPU" else 1]
     return [*known, " ".join(filter(None, said))]
 
 
@@ -706,7 +715,9 @@ def _operators(result: OperatorTableResult) -> list[str]:
         idle = _say("idle", busy=busy, of=of)
         if is_waiting:
             known, idle = known[:1], _say("idle after waits", busy=busy, of=of)
-        is_first = known and known[0].startswith("Most of") and "(100 %)" not in known[0]
+        called = _of_one_row(result)
+        known = known or called * bool(re.match(_TABLE["call"], "".join(called)))
+        is_first = known and re.match("Most of|.* itself ", known[0]) and "(100 %)" not in known[0]
         lead = [*known, idle] if is_first or is_waiting else [idle, *known]
         if 0 < max(row.num_calls for row in result.rows) <= _FEW_CALLS:
             lead.append(_TABLE["first"])
@@ -740,6 +751,9 @@ def _most(result: OperatorTableResult, first: TablePart) -> list[str]:
     is_alone = {part.kind for part in result.parts} == {"copies"}
     is_unknown = first.kind == "computation"
     top = next((row for row in result.rows if is_unknown or row.kind == first.kind), result.rows[0])
+    if top.kind == "copies and casts":  # the copy of memory that it mostly is
+        copies = (row for row in result.rows if row.kind == "copies")
+        top = next((r for r in copies if r.self_device_ns >= _NEARLY * top.self_device_ns), top)
     is_most, is_named = 2 * top.self_device_ns >= whole, first.kind in _TABLE["kernel"]
     if (is_most and is_named) or is_unknown or is_alone:  # of names that say nothing
         spent = top.self_device_ns
@@ -775,12 +789,8 @@ def _advised(top: TableRow) -> list[str]:
 
 def _of_top(top: TableRow) -> list[str]:
     """What to do about the row that takes the GPU longest, if that is known."""
-    said = _advised(top)
-    each = top.self_device_ns / max(top.num_calls, 1)
-    if top.num_calls >= _MANY_CALLS and each < _SHORT_NS:
-        took = f"{counted(top.num_calls, 'call')} of {format_duration(round(each))}"
-        said.append(f"{took} take less than their launches: do the same in fewer, larger ones.")
-    return said
+    are_short = top.num_calls >= _MANY_CALLS and top.self_device_ns < _SHORT_NS * top.num_calls
+    return _advised(top) + [_TABLE["say"]["short calls"]] * are_short
 
 
 def _cut(chip: str, listed: float, *, is_known: bool = False) -> str:

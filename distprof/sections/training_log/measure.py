@@ -50,6 +50,7 @@ _CREPT = 1.05  # That growth of time per sample, in a log that holds nothing els
 _WHOLE = 0.97  # Share of an iteration from which a timer is all of it.
 _MOST_OF_GROWTH = 0.7  # A rise from one report to the next above this share is a step.
 _OTHER_RUN = 1.2  # Ratio of the iterations in an epoch of one run to those of another.
+_FLAT = 10  # Ratio of a step to the spread on both of its sides from which few reports show it.
 _FAR, _ROUNDER = 3, 5  # Ratio to the time of neighbours, and of round numbers to those of reports.
 
 _TOKENS = ("tokens_per_s", "tokens_per_s_per_device")
@@ -71,7 +72,7 @@ def analyze_training_log(run: Run) -> TrainingLogResult:
             unavailable=("No log of a training program was read (--with train.log).",)
         )
     iteration = log.iteration[log.iteration != ABSENT]
-    timed = (_timer(log, name, ns, log.is_steady) for name, ns in log.timers.items())
+    timed = (_timer(log, name, ns) for name, ns in log.timers.items())
     timers = tuple(sorted(filter(None, timed), key=lambda timer: (-timer.mean_ns, timer.name)))
     rates: dict[str, Any] = {name: _usual(log, getattr(log, name)) for name in _RATES}
     if rates["tokens_per_s"] is None and log.tokens_per_step and log.median_step_ns:
@@ -347,8 +348,9 @@ def _gap(ns: Int64Array, fewest: int = FEWEST_LAST) -> int:
     for k in range(FEWEST_FEW - (len(ns) >= FEWEST_RISING), len(ns) - fewest + 1):
         before, after = ns[:k], ns[k:]
         gap = after.min() - before.max()
-        widest = max(np.ptp(before), np.ptp(after), (SLOW_RATIO - 1) * before.max())
-        if min(k, len(after)) >= FEWEST_FEW and gap > widest:
+        spread, least = max(np.ptp(before), np.ptp(after)), (SLOW_RATIO - 1) * before.max()
+        needed = FEWEST_FEW if gap < _FLAT * spread else FEWEST_LAST
+        if min(k, len(after)) >= needed and gap > max(spread, least) and len(ns) >= BLOCK:
             at = k  # at most one: the gap is the widest
         if not far and after.min() > FAR_LONGER * before.max():
             far = k
@@ -382,10 +384,8 @@ def _printed(number: Int64Array, at: np.int64) -> int | None:
 # Timers -------------------------------------------------------------------------------------------
 
 
-def _timer(
-    log: TrainingLog, name: str, values: Int64Array, steady: NDArray[np.bool_]
-) -> TrainingTimer | None:
-    known = steady & (values != ABSENT)
+def _timer(log: TrainingLog, name: str, values: Int64Array) -> TrainingTimer | None:
+    known = log.is_steady & (values != ABSENT)
     if not known.any():
         return None
     weight = log.span[known]

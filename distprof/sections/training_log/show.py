@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import partial
 from itertools import accumulate, pairwise
 from statistics import median
 from typing import TYPE_CHECKING
@@ -23,7 +24,7 @@ from distprof.sections.training_log import (
     TrainingLogResult,
     TrainingTimer,
 )
-from distprof.units import capitalized, format_duration, format_ratio
+from distprof.units import capitalized, format_duration, format_ratio, sentence
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
@@ -47,6 +48,7 @@ _BARS = ("computation", "exposed_wait")  # Keys of the bar of a timer, by whethe
 _SHORT = "GPU memory is short"
 _OF_ONE = re.compile(r"since the last report \((\d+)\): .* of one\.").search
 _TABLE = table_beside(__package__, "phases.toml")
+_says = partial(sentence, _TABLE["said"])
 _FIRST, _INSTEAD, _TOLD = (tuple(_TABLE["notes"][which]) for which in ("first", "instead", "told"))
 _PHASES = {phase: re.compile(known) for phase, known in _TABLE["timers"].items()}
 _ADVICE = {phase: advice["text"] for advice in _TABLE["advice"] for phase in advice["on"]}
@@ -76,8 +78,7 @@ def training_verdict(report: Report) -> VerdictText:
     why = (
         *undecided,
         *(
-            f"{t.name} takes {format_duration(t.mean_ns)} in {counted(t.num_reports, log.unit)} of "
-            f"{log.num_steady}."
+            _says("rare", t=t, reports=counted(t.num_reports, log.unit), log=log)
             for t in _rare(log)[0]
         ),
         *(_waiting(log), _reducing(log)),
@@ -387,17 +388,12 @@ def _slower_rate(log: TrainingLogResult) -> str:
 
 def _slow_sentence(log: TrainingLogResult) -> str:
     if log.slow_period and not log.num_slow:
-        longest, shortest = format_duration(log.max_ns), format_duration(min(log.steady_ns))
-        times = f"takes up to {longest}, the shortest {shortest}"
-        return f"One of {log.slow_period} {log.unit}s {times}: accumulated gradients end in it."
+        return _says("accumulated", log=log, shortest=min(log.steady_ns))
     share = (log.slow_excess_ns or 0) / (log.mean_ns or math.inf)
     if not log.num_slow or share < MIN_SLOW_RATIO:
         return ""
     often = f", every {log.slow_period:,} {log.unit}s" if log.slow_period else ""
-    return (
-        f"{log.num_slow:,} of {log.num_steady:,} {log.unit}s are slow{often}: they add "
-        f"{format_ratio(share)} to the training time."
-    )
+    return _says("slow", log=log, often=often, share=share)
 
 
 # The output of training programs, as tables -------------------------------------------------------
@@ -475,10 +471,7 @@ def slow_iterations_table(report: Report, *, show_all: bool) -> TableView | None
 def _time(log: TrainingLogResult) -> str:
     if log.mean_ns is None:
         return ""
-    text = (
-        f"mean {format_duration(log.mean_ns)} · median {format_duration(log.median_ns)} · "
-        f"p95 {format_duration(log.p95_ns)} · longest {format_duration(log.max_ns)}"
-    )
+    text = _says("times", log=log)
     return text if log.cv is None else f"{text} · varies by {format_ratio(log.cv)}"
 
 

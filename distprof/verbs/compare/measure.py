@@ -9,7 +9,7 @@ from math import comb
 import msgspec
 import numpy as np
 
-from distprof.artefacts.record import grouped
+from distprof.artefacts.record import grouped, made_from
 from distprof.artefacts.summary_file import StepParts, SummaryFile, compared, differences, unlike
 from distprof.rules.base import Finding
 from distprof.sections.collectives import CollectiveClass, CollectivesResult
@@ -85,12 +85,9 @@ def common_kernels(first: KernelsResult, second: KernelsResult) -> float | None:
         for table in (first, second)
     ]
     both = totals[0].keys() & totals[1].keys()
-    sums = [sum(total.values()) for total in totals]
-    if not all(sums):
+    if not all(sum(total.values()) for total in totals):
         return None
-    return min(
-        sum(total[name] for name in both) / whole for total, whole in zip(totals, sums, strict=True)
-    )
+    return min(sum(total[name] for name in both) / sum(total.values()) for total in totals)
 
 
 def state_of(first_ns: float | None, second_ns: float | None) -> State:
@@ -349,11 +346,10 @@ def _run(summary: SummaryFile, steps: Sequence[int], *, is_mixed: bool) -> Compa
         unit, per_step = "samples", summary.samples_per_step
     mean_ns = sum(steps) / len(steps) if len(steps) and not is_mixed else None
     rate = per_step * NS_PER_S / mean_ns if per_step is not None and mean_ns else None
-    return ComparedRun(
+    return made_from(
+        summary.fingerprint,
+        ComparedRun,
         source=summary.source,
-        world_size=summary.fingerprint.world_size,
-        device=summary.fingerprint.device,
-        workload=summary.fingerprint.workload,
         git_commit=summary.git_commit,
         num_steps=len(steps),
         is_traced=summary.is_traced or is_mixed,
@@ -388,11 +384,8 @@ def _findings(first: Sequence[Finding], second: Sequence[Finding]) -> tuple[Find
 
 def _costs(problems: Sequence[Finding]) -> dict[str, int | None]:
     """Cost by rule: that of its most expensive finding, because findings of a rule may overlap."""
-    costs: dict[str, int | None] = {}
-    for problem in problems:
-        known = [c for c in (costs.get(problem.code), problem.cost_ns_per_step) if c is not None]
-        costs[problem.code] = max(known, default=None)
-    return costs
+    costs = grouped((one.code, one.cost_ns_per_step) for one in problems).items()
+    return {code: max((ns for ns in of if ns is not None), default=None) for code, of in costs}
 
 
 def _missing(first: SummaryFile, second: SummaryFile) -> Iterator[str]:

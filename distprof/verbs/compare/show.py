@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -237,10 +238,11 @@ def _change(one: FingerprintChange) -> str:
 
 def comparison_tables(comparison: Comparison, *, show_all: bool) -> Iterator[TableView | None]:
     """Tables of the parts of the step, collectives, kernels, findings and other differences."""
+    largest = partial(first_rows, most=_FEW, show_all=show_all, note="and {}: --all")
     yield _parts_table(comparison.parts)
     least = -1 if show_all else _LEAST_RATIO * (comparison.step.first_ns or 0)
     yield _operators_table(comparison.operators, least, show_all=show_all)
-    yield _changes_table(
+    yield rows_table(
         "Collectives",
         (
             Column("collective", "kind", left=True),
@@ -253,11 +255,10 @@ def comparison_tables(comparison: Comparison, *, show_all: bool) -> Iterator[Tab
             Column("busbw", "first_busbw_bytes_per_s", wide_only=True),
             Column("then", "second_busbw_bytes_per_s", wide_only=True),
         ),
-        [row for row in comparison.collectives if abs(row.change_ns) > least],
+        largest([row for row in comparison.collectives if abs(row.change_ns) > least]),
         caption="exposed time per rank and step",
-        show_all=show_all,
     )
-    yield _changes_table(
+    yield rows_table(
         "Kernels",
         (
             Column("kernel", "name", left=True, stretch=True),
@@ -268,9 +269,8 @@ def comparison_tables(comparison: Comparison, *, show_all: bool) -> Iterator[Tab
             Column("calls", lambda row: _calls(row.first_count), wide_only=True),
             Column("then", lambda row: _calls(row.second_count), wide_only=True),
         ),
-        [row for row in comparison.kernels if abs(row.change_ns) > least],
+        largest([row for row in comparison.kernels if abs(row.change_ns) > least]),
         caption="time per rank and step",
-        show_all=show_all,
     )
     yield rows_table("Findings", _FINDINGS, comparison.findings, caption="cost per step")
     yield rows_table("Other differences", _DIFFERENCES, comparison.differences)
@@ -332,14 +332,6 @@ def _difference(row: OperatorChange) -> str:
     if len(kernels) > 1 and row.match != "fused":
         texts.append(" → ".join(shorten(one, 40) for one in kernels))
     return "; ".join(filter(None, texts))
-
-
-def _changes_table(
-    title: str, columns: Sequence[Column], rows: Sequence[object], *, caption: str, show_all: bool
-) -> TableView | None:
-    """The largest changes."""
-    shown = first_rows(rows, _FEW, show_all=show_all, note="and {}: --all")
-    return rows_table(title, columns, shown, caption=caption)
 
 
 def _parts_table(parts: Sequence[PartChange]) -> TableView | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from distprof.artefacts.records import StepRecord
+from distprof.bounds import table_beside
 from distprof.errors import InputError, MissingExtraError, UsageError
 from distprof.escape import plain, shorten
 from distprof.verbs.export.prometheus import Family, Observed, all_families
@@ -24,10 +25,7 @@ MAX_WAITING = 10_000
 """Maximum number of steps that wait for an unreachable collector; older ones are dropped and
 counted."""
 _BATCH = 512
-_UNITS = {
-    "_seconds": "s", "_bytes": "By", "_watts": "W", "_celsius": "Cel", "_hertz": "Hz",
-    "_joules": "J", "_ratio": "1",
-}  # fmt: skip
+_UNITS: Mapping[str, str] = table_beside(__package__, "families.toml")["units"]
 
 
 def base_of(endpoint: str) -> str:

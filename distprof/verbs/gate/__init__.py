@@ -7,7 +7,7 @@ tolerance, and a rank test finds an order of repeats that chance rarely produces
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from distprof.artefacts.record import grouped
+from distprof.bounds import table_beside
 from distprof.costs.repeats import (
     Interval,
     Level,
@@ -154,31 +155,13 @@ UNKNOWN_NOISE = 0.15
 """Assumed standard deviation between sessions if it is unknown. Only a loss far beyond it counts as
 a change. Shared machines are rarely worse."""
 
-UNKNOWN_SESSIONS = (
-    "The repeats differ by more than the tolerance, but so may any two sessions: measure both sides"
-    f" alternately, collect {FEWEST_SESSIONS} sessions in the baseline, or set the session noise."
-)
-"""Why a clear difference from one or two stored sessions is inconclusive."""
-
-SHORT_BASELINE = (
-    "The baseline has a single repeat, which does not show the noise: add more repeats to it."
-)
-"""Why no number of candidate repeats settles a comparison with this baseline."""
-
-SESSIONS_DIFFER = (
-    "The change is no larger than differences between sessions, and more repeats do not help:"
-    " measure both sides alternately, or accept more sessions into the baseline."
-)
-"""Why no number of repeats in one session settles the comparison."""
-
-NOT_BY_REPEATS = (SHORT_BASELINE, UNKNOWN_SESSIONS, SESSIONS_DIFFER)
+_SAID: Mapping[str, str] = {
+    name: text.format(sessions=FEWEST_SESSIONS, noise=100 * UNKNOWN_NOISE)
+    for name, text in table_beside(__package__, "metrics.toml")["said"].items()
+}
+SHORT_BASELINE, UNKNOWN_SESSIONS = _SAID["short baseline"], _SAID["unknown sessions"]
+NOT_BY_REPEATS = (SHORT_BASELINE, UNKNOWN_SESSIONS, _SAID["sessions differ"])
 """Reasons that more candidate repeats do not remove; each one says what does."""
-_ASSUMES_CALM = "there was no drift between the session of the baseline and this one."
-
-_ASSUMES_NOISE = (
-    "sessions on this machine differ by a standard deviation of at most"
-    f" {100 * UNKNOWN_NOISE:.0f} %."
-)
 
 _MOST_NEEDED = 200  # more repeats than this are not practical, so no number is given
 
@@ -340,11 +323,11 @@ def decide(
     state, needed, why = _judge(evidence)
     assumes = ""
     if not between.can_blame and state != "inconclusive":
-        assumes = _ASSUMES_CALM if state == "passed" else _ASSUMES_NOISE
-    ends = [(None if math.isinf(end) else _plain(end, scale)) for end in (change.low, change.high)]
+        assumes = _SAID["assumes calm" if state == "passed" else "assumes noise"]
+    ends = [(None if math.isinf(end) else plain(end, scale)) for end in (change.low, change.high)]
     return Decision(
         state=state,
-        change=_plain(change.value, scale),
+        change=plain(change.value, scale),
         low=ends[0],
         high=ends[1],
         p=min(p_worse, p_better),
@@ -409,7 +392,7 @@ def _judge(evidence: _Evidence) -> tuple[State, int | None, str]:
         return "inconclusive", None, SHORT_BASELINE
     is_few = evidence.num_growing < evidence.fewest
     if not is_few and abs(worse.value - limit) <= evidence.spread:
-        return "inconclusive", None, SESSIONS_DIFFER
+        return "inconclusive", None, _SAID["sessions differ"]
     needed = _needed(evidence)
     if is_few:
         return "inconclusive", needed, "There are too few repeats for a conclusion."
@@ -437,6 +420,6 @@ def _needed(evidence: _Evidence) -> int | None:
     return total - now if total <= _MOST_NEEDED else (lacking or None)
 
 
-def _plain(value: float, scale: Scale) -> float:
+def plain(value: float, scale: Scale) -> float:
     """Convert a logarithm back to a ratio; a float holds at most e^709."""
     return math.exp(min(max(value, -700.0), 700.0)) if scale == "ratio" else value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from distprof.bounds import table_beside
 from distprof.documents.ci import Case, Cases, Outcome
 from distprof.documents.document import Document
 from distprof.documents.page import Page
@@ -17,16 +18,7 @@ from distprof.verbs.gate import LEVEL, NOT_BY_REPEATS
 from distprof.verbs.gate.baseline import find_metric
 from distprof.verbs.gate.check import CheckResult, MetricCheck, fails
 
-_WORDS = {
-    "passed": "Passed",
-    "regressed": "Regressed",
-    "improved": "Improved",
-    "inconclusive": "Inconclusive",
-    "acknowledged": "Passed with an acknowledged loss",
-}
-
-
-_NOTABLE = {"regressed": "worse", "improved": "better"}
+_TABLE = table_beside(__package__, "metrics.toml")
 
 
 def check_verdict(result: CheckResult) -> str:
@@ -37,7 +29,7 @@ def check_verdict(result: CheckResult) -> str:
     worst = [check for check in deciding if check.state == result.state]
     changes = "; ".join(f"{check.label} {change_text(check)}" for check in worst[:3])
     advice = f" {_advice(result, worst)}" if result.state == "inconclusive" else ""
-    return f"{_WORDS[result.state]}: {changes}.{advice}"
+    return f"{_TABLE['states'][result.state]}: {changes}.{advice}"
 
 
 def _advice(result: CheckResult, undecided: list[MetricCheck]) -> str:
@@ -114,7 +106,7 @@ def check_tables(result: CheckResult) -> Iterator[TableView | None]:
     )
     yield rows_table(
         "Informational",
-        (*_FIGURES, Column("", lambda check: _NOTABLE.get(check.state, ""), left=True)),
+        (*_FIGURES, Column("", lambda check: _TABLE["notable"].get(check.state, ""), left=True)),
         [check for check in result.metrics if not check.is_gated],
         caption="the change is a Hodges-Lehmann estimate; --metrics gates them",
     )

@@ -60,9 +60,7 @@ class HangKind(StrEnum):
     NEVER_LAUNCHED = "never_launched"
     LAUNCHED_NOT_STARTED = "launched_not_started"
     STARTED_NOT_FINISHED = "started_not_finished"
-    LAUNCHED_NOT_FINISHED = (
-        "launched_not_finished"  # timing is off, so whether it started is unknown
-    )
+    LAUNCHED_NOT_FINISHED = "launched_not_finished"  # timing is off: it may not have started
     KIND_MISMATCH = "kind_mismatch"
     SIZE_MISMATCH = "size_mismatch"
     DTYPE_MISMATCH = "dtype_mismatch"

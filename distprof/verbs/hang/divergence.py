@@ -192,7 +192,7 @@ def message_points(group: JobGroup) -> list[Point]:
     for member in group.members.values():
         names = member.dump.entries.coded("name")
         for row in member.messages.tolist():
-            parsed = _direction(names.values[names.codes[row]], group)
+            parsed = _direction(names.at(row), group)
             if parsed is not None:
                 side, pair = parsed
                 posted[pair][side].append((member, row))
@@ -378,10 +378,7 @@ def _others(odd: Sequence[Member], seq: int) -> list[str]:
 
 def described(member: Member, row: int) -> str:
     """Name, sizes and data type of an operation."""
-    entries = member.dump.entries
-    name, shape, dtype = (
-        (column := entries.coded(of)).values[column.codes[row]]
-        for of in ("name", "shape", "in_dtype")
-    )
+    columns = map(member.dump.entries.coded, ("name", "shape", "in_dtype"))
+    name, shape, dtype = (column.at(row) for column in columns)
     inside = " ".join(part for part in (shape, dtype) if part)
     return f"{name} of {inside}" if inside else name

@@ -51,14 +51,6 @@ EXIT_TOGETHER_NS = 5 * NS_PER_S
 """Ranks of a job that ends normally exit within this time of each other."""
 
 
-class LogFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A log to scan; picklable, so another process can read it."""
-
-    folder: Folder  # Folder of the file.
-    name: str  # Name of the file in the folder.
-    shown: str  # Name in reports.
-
-
 MAX_FILES = 200_000
 MAX_DEPTH = 4
 MAX_LOGS = 4_096
@@ -77,9 +69,12 @@ _NOT_DUMPS = re.compile(
 _SKIPPED = frozenset(("cache", ".git", "__pycache__"))
 
 
-class DumpFile(LogFile, frozen=True, kw_only=True):
-    """A file that may be a dump."""
+class DumpFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that may be a dump; picklable, so another process can read it."""
 
+    folder: Folder  # Folder of the file.
+    name: str  # Name of the file in the folder.
+    shown: str  # Name in reports.
     rank: int
     is_certain: bool = False  # Whether its name alone shows that it is a dump.
 
@@ -94,8 +89,7 @@ def read_evidence(
     dumps = [dump for _, some, _, _ in found for dump in some]
     logs = [log for _, _, some, _ in found for log in some][:MAX_LOGS]
     stacks = [stack for _, _, _, some in found for stack in some]
-    paths = [log.folder.child(log.name).path for log in logs]
-    names = [log.shown for log in logs]
+    paths, names = [path for path, _ in logs], [shown for _, shown in logs]
     output = read_output(zip(paths, names, ranks_in_names(paths), strict=True))
     if not (dumps or output.num_lines or output.events):
         raise _nothing(source)
@@ -103,7 +97,7 @@ def read_evidence(
         outcomes = map_each(pool, read_dump, dumps, progress)
     notes: list[str] = [*output.notes]
     good = _chosen(dumps, outcomes, source, notes) if dumps else ()
-    ras_lines, ras_notes = lines_of_ras(zip(paths, names, strict=True))
+    ras_lines, ras_notes = lines_of_ras(logs)
     notes += ras_notes
     return _with_run(
         HangEvidence(
@@ -122,13 +116,13 @@ def read_evidence(
 
 def find_files(
     source: str,
-) -> tuple[Folder, list[DumpFile], list[LogFile], list[tuple[int, Folder]]]:
-    """The folder, its dumps, its logs, and the rank folders that hold stacks."""
+) -> tuple[Folder, list[DumpFile], list[tuple[str, str]], list[tuple[int, Folder]]]:
+    """The folder, its dumps, its logs with their names in reports, and rank folders with stacks."""
     path = source.rstrip("/") or source
     home = expanded(path)
     root = Folder(path if "://" in path else home)
     dumps: list[DumpFile] = []
-    logs: list[LogFile] = []
+    logs: list[tuple[str, str]] = []
     stacks: list[tuple[int, Folder]] = []
     if not root.names() and "://" not in path and Path(root.path).is_file():
         file = Path(root.path)
@@ -137,18 +131,18 @@ def find_files(
         head = _head(folder, file.name).lstrip()
         is_json = begins_object(head) and not _LOG.search(file.name)
         if dump is None and not (b"\0" in head or is_json or looks_like_dump(head)):
-            return folder, [], [_log(root.path)], []
+            return folder, [], [(root.path, file.name)], []
         certain = DumpFile(folder=folder, name=file.name, shown=file.name, rank=0, is_certain=True)
         return folder, [dump or certain], [], []
     if not root.names() and set("*?[") & set(path):
-        return root, [], [*map(_log, paths_of_output(path))], []
+        return root, [], [(one, Path(one).name) for one in paths_of_output(path)], []
     for folder, name, shown in _walk(root):
         match = _RANK_FOLDER.match(folder.name)
         rank = int(match[1]) if match else None
         if name == STACKS_FILE and rank is not None:
             stacks.append((rank, folder))
         elif _LOG.search(name) or NAME.search(name):
-            logs.append(LogFile(folder=folder, name=name, shown=shown))
+            logs.append((folder.child(name).path, shown))
         elif (dump := _dump_file(folder, name, shown, rank)) is not None:
             dumps.append(dump)
     return root, sorted(dumps, key=lambda dump: (dump.rank, dump.shown)), logs, stacks
@@ -188,12 +182,6 @@ def _dump_file(folder: Folder, name: str, shown: str, rank: int | None) -> DumpF
     if number is None or not looks_like_dump(_head(folder, name)):
         return None
     return DumpFile(folder=folder, name=name, shown=shown, rank=number)
-
-
-def _log(path: str) -> LogFile:
-    """A file that was named by itself or by a pattern."""
-    file = Path(path)
-    return LogFile(folder=Folder(str(file.parent)), name=file.name, shown=file.name)
 
 
 def _head(folder: Folder, name: str) -> bytes:
@@ -273,8 +261,7 @@ def _nothing(source: str) -> InputError:
         found = "an empty folder" if path.is_dir() else "no file or folder with that name"
     return InputError(
         source,
-        expected="dumps of torch's Flight Recorder, such as nccl_trace_rank_0 or "
-        f"rank00000/{FLIGHT_FILE}, or logs and Python stacks of a job that failed or stands still",
+        expected=words().says("evidence", file=FLIGHT_FILE),
         found=found,
         fix=words().said["no dumps"],
     )

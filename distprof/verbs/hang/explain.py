@@ -104,15 +104,13 @@ def _in_flight(found: Diagnosis) -> Explanation:
     )
 
 
-def operation_text(point: Point | None) -> str:
+def operation_text(point: Point) -> str:
     """Text for an operation: ``all_to_all 20537 of EXPERT_MODEL_PARALLEL_GROUP``."""
-    if point is None:
-        return ""
     name = "operation"
     if point.example is not None:
         member, row = point.example
-        column = member.dump.entries.coded("name")
-        name = column.values[column.codes[row]].rpartition(":")[2].lstrip("_") or name
+        recorded = member.dump.entries.coded("name").at(row)
+        name = recorded.rpartition(":")[2].lstrip("_") or name
     number = "" if point.seq is None else f" {point.seq}"
     return f"{name}{number} of {point.group.label}"
 

@@ -120,10 +120,9 @@ def _names(dump: FlightDump) -> dict[str, str]:
         codes, first = np.unique(names.codes, return_index=True)
         for code, row in zip(codes.tolist(), first.tolist(), strict=True):
             name = names.values[code]
-            descriptions[name] = descriptions.get(name) or texts.values[texts.codes[row]]
-    if "" in descriptions and any(
-        descriptions.get(name) == "default_pg" or name == "0" for name in descriptions
-    ):
+            descriptions[name] = descriptions.get(name) or texts.at(row)
+    is_named = "0" in descriptions or "default_pg" in descriptions.values()
+    if "" in descriptions and is_named:
         # gloo calls the default group "" in one place and "0" in another
         del descriptions[""]
     return descriptions
@@ -146,11 +145,7 @@ def _names_of_numbers(dumps: Sequence[FlightDump]) -> dict[int, dict[int, str]]:
 def _from_entries(dump: FlightDump) -> dict[int, str]:
     numbers, names = dump.entries["pg"], dump.entries.coded("group")
     found, first = np.unique(numbers, return_index=True)
-    return {
-        int(number): names.values[names.codes[row]]
-        for number, row in zip(found, first, strict=True)
-        if number >= 0
-    }
+    return {int(n): names.at(row) for n, row in zip(found, first, strict=True) if n >= 0}
 
 
 def _from_order(dump: FlightDump) -> dict[int, str]:
@@ -271,7 +266,5 @@ def _classes(member: Member) -> dict[tuple[str, str], Int64Array]:
     entries, rows = member.dump.entries, member.collectives
     names, shapes = entries.coded("name"), entries.coded("shape")
     keys = names.codes[rows].astype(np.int64) * (len(shapes.values) + 1) + shapes.codes[rows]
-    return {
-        (names.values[names.codes[part[0]]], shapes.values[shapes.codes[part[0]]]): part
-        for part in parts_by(keys, rows).values()
-    }
+    parts = parts_by(keys, rows).values()
+    return {(names.at(part[0]), shapes.at(part[0])): part for part in parts}

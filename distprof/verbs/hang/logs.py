@@ -183,12 +183,9 @@ _PRECEDENCE = ("timeout", "device", "peer", "nccl", "error")
 
 def lines_of_output(output: JobOutput) -> tuple[EndingLine, ...]:
     """Lines of trouble by rank and line; a line of several kinds counts as the first of them."""
-    lines: dict[tuple[str, int], EndingLine] = {}
-    said = map(as_line, said_in(output))
-    for line in sorted(said, key=lambda one: _PRECEDENCE.index(one.about)):
-        lines.setdefault((line.file, line.line), line)
-    order = sorted(lines.values(), key=lambda e: (e.rank is None, e.rank or 0, e.file, e.line))
-    return tuple(order)
+    said = sorted(map(as_line, said_in(output)), key=lambda one: _PRECEDENCE.index(one.about))
+    lines = {(one.file, one.line): one for one in reversed(said)}.values()
+    return tuple(sorted(lines, key=lambda e: (e.rank is None, e.rank or 0, e.file, e.line)))
 
 
 def report_of_output(evidence: HangEvidence, ending: EndingResult, version: str) -> HangReport:

@@ -304,8 +304,7 @@ class _Entry(NamedTuple):
         return cls(member.dump.entries, row)
 
     def text(self, name: str) -> str:
-        column = self.entries.coded(name)
-        return str(column.values[column.codes[self.row]]) if self.row >= 0 else ""
+        return self.entries.coded(name).at(self.row) if self.row >= 0 else ""
 
     def number(self, name: str) -> int | None:
         value = int(self.entries[name][self.row]) if self.row >= 0 else ABSENT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -14,9 +15,7 @@ from distprof.sections.table import Column, TableView, counted, facts_table, pre
 from distprof.units import fold_ranks, format_duration, name_ranks
 from distprof.verbs.hang import HangReport, HangState, RankPosition, StuckOperation
 
-_FEW_GROUPS = 8
-_FEW_RANKS = 8
-_FEW_LINES = 8
+_FEW = 8
 _FEW_CADENCES = 5
 _FEW_CALLS = 6
 _FEW_SENTENCES = 3
@@ -47,7 +46,7 @@ def hang_tables(report: HangReport, *, show_all: bool) -> Iterator[TableView | N
     if report.operation is not None and is_hang:
         yield facts_table("First divergent operation", _operation_facts(report.operation))
     if len(report.roots) > 1:
-        roots = report.roots if show_all else report.roots[:_FEW_RANKS]
+        roots = report.roots if show_all else report.roots[:_FEW]
         more = _others(len(report.roots) - len(roots), "cause")
         yield rows_table("Independent causes", _ROOT, roots, notes=more)
     if report.groups and is_hang:
@@ -56,7 +55,7 @@ def hang_tables(report: HangReport, *, show_all: bool) -> Iterator[TableView | N
         yield _rank_table(report, show_all=show_all)
     blamed = set(report.culprits)
     lines = sorted(report.log_lines, key=lambda line: line.rank not in blamed)
-    shown = lines if show_all else lines[:_FEW_LINES]
+    shown = lines if show_all else lines[:_FEW]
     yield rows_table("Logs", _LOG, shown, notes=_others(len(lines) - len(shown), "line"))
     yield _stack_table(report, show_all=show_all)
     cadence = sorted(report.cadence, key=lambda item: -item.count)
@@ -86,8 +85,9 @@ def _operation_facts(operation: StuckOperation) -> Iterator[tuple[str, str]]:
     yield "launched in", operation.frame
 
 
-def _named(group: str, description: str) -> str:
-    return description or group or "(unnamed)"
+def _named(one: Any) -> str:
+    """The group of an operation, or the group itself, as reports name it."""
+    return one.description or one.group or "(unnamed)"
 
 
 def _numbered(name: str, seq: int | None) -> str:
@@ -100,19 +100,14 @@ def _some(ranks: Collection[int]) -> str:
 
 _ROOT = (
     Column("ranks", lambda root: _some(root.ranks)),
-    Column(
-        "group",
-        lambda root: _named(root.operation.group, root.operation.description),
-        left=True,
-        stretch=True,
-    ),
+    Column("group", lambda root: _named(root.operation), left=True, stretch=True),
     Column("operation", lambda root: _numbered(root.operation.name, root.operation.seq), left=True),
     Column("launched by", lambda root: _some(root.operation.launched)),
     Column("dumped", lambda root: "yes" if root.has_dump else "no dump", left=True, wide_only=True),
     Column("host", lambda root: ", ".join(root.hosts) or "–", left=True, wide_only=True),
 )
 _GROUP = (
-    Column("group", lambda group: _named(group.group, group.description), left=True, stretch=True),
+    Column("group", _named, left=True, stretch=True),
     Column("ranks", lambda group: short_ranks(group.ranks, 20)),
     Column("launched to", lambda group: _span(group.lowest_seq, group.highest_seq)),
     Column("behind", lambda group: _some(group.behind)),
@@ -130,7 +125,7 @@ _LOG = (
     Column("line", "text", left=True, wrap=True),
 )
 _CADENCE = (
-    Column("group", lambda item: _named(item.group, item.description), left=True, stretch=True),
+    Column("group", _named, left=True, stretch=True),
     Column("operation", "name", left=True),
     Column("sizes", "shape", left=True, wide_only=True),
     Column("count", "count"),
@@ -141,7 +136,7 @@ _CADENCE = (
 
 def _group_table(report: HangReport, *, show_all: bool) -> TableView | None:
     waiting = [g for g in report.groups if g.behind or g.pending or g.unknown or g.waits_on]
-    shown = report.groups if show_all else waiting[:_FEW_GROUPS]
+    shown = report.groups if show_all else waiting[:_FEW]
     return rows_table(
         "Process groups",
         _GROUP,
@@ -160,7 +155,7 @@ def _stack_table(report: HangReport, *, show_all: bool) -> TableView | None:
             Column("ranks", lambda stack: fold_ranks(stack.ranks)),
             Column("calls", lambda stack: " ← ".join(stack.calls[:most]), left=True, wrap=True),
         ),
-        report.stacks if show_all else report.stacks[:_FEW_RANKS],
+        report.stacks if show_all else report.stacks[:_FEW],
         caption="innermost call first, rarest stack first",
     )
 
@@ -181,7 +176,7 @@ def _rank_table(report: HangReport, *, show_all: bool) -> TableView | None:
         same.setdefault(key, []).append(each)
     blamed = set(report.culprits)
     rows = sorted(same.items(), key=lambda item: (item[1][0].rank not in blamed, item[1][0].rank))
-    shown = rows if show_all else rows[:_FEW_RANKS]
+    shown = rows if show_all else rows[:_FEW]
 
     def position(title: str, i: int, *, stretch: bool = False, wide_only: bool = False) -> Column:
         return Column(

@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -21,7 +21,7 @@ from distprof.artefacts.record import grouped, made_from
 from distprof.artefacts.summary_file import Fingerprint, SummaryFile, differences
 from distprof.costs.repeats import compare_pairs, pseudo_median
 from distprof.verbs import Displayed
-from distprof.verbs.gate import FEWEST_SESSIONS, Decision, decide
+from distprof.verbs.gate import FEWEST_SESSIONS, Decision, decide, plain
 from distprof.verbs.gate.baseline import METRICS, Metric
 from distprof.version import __version__
 
@@ -249,23 +249,15 @@ class _Judge(msgspec.Struct, frozen=True, kw_only=True):
         sessions = [number for number, commit in enumerate(before) for _ in commit.values]
         return self._decide(values, this.values, sessions=sessions, session_noise=noise)
 
-    def _decide(
-        self,
-        before: Sequence[float],
-        these: Sequence[float],
-        *,
-        session_noise: float | None,
-        sessions: Sequence[int] | None = None,
-    ) -> Decision:
+    def _decide(self, before: Sequence[float], these: Sequence[float], **known: Any) -> Decision:
         return decide(
             before,
             these,
             tolerance=self.tolerance,
             better=self.metric.better,
             scale=self.metric.scale,
-            sessions=sessions,
-            session_noise=session_noise,
             can_repeat_baseline=False,
+            **known,
         )
 
     def _direction(self, decision: Decision) -> int:
@@ -280,8 +272,7 @@ class _Judge(msgspec.Struct, frozen=True, kw_only=True):
         return math.log1p(self.tolerance) if self.metric.scale == "ratio" else self.tolerance
 
     def _centre(self, commit: _Commit) -> float:
-        centre = float(pseudo_median(self._additive(commit.values)))
-        return math.exp(centre) if self.metric.scale == "ratio" else centre
+        return plain(float(pseudo_median(self._additive(commit.values))), self.metric.scale)
 
     def _additive(self, values: Iterable[float]) -> list[float]:
         return [math.log(value) if self.metric.scale == "ratio" else value for value in values]
@@ -333,9 +324,7 @@ class _Judge(msgspec.Struct, frozen=True, kw_only=True):
             return None, None
         data = np.asarray(self._additive(values))
         around = compare_pairs(np.zeros(len(data)), data)
-        if self.metric.scale != "ratio":
-            return around.low, around.high
-        return math.exp(max(around.low, -700.0)), math.exp(min(around.high, 700.0))
+        return plain(around.low, self.metric.scale), plain(around.high, self.metric.scale)
 
 
 _CHANGED = ("regressed", "improved")

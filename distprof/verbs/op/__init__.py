@@ -132,7 +132,8 @@ def tell(
     if is_kernel:
         whole = every.counted_ns[np.isin(every.row, calls.row)].sum()
         if calls.counted_ns.sum() < _LEAST_WHOLE * whole:  # its operators spend more in others
-            rows = tuple(map(_without_work, rows))
+            nothing = dict.fromkeys(("flop", "bytes", "flops", "bytes_per_s", "peak_ratio"))
+            rows = tuple(replace(row, bound="", **nothing) for row in rows)
     story = OperatorStory(
         distprof_version=__version__,
         source=run.source,
@@ -220,12 +221,6 @@ def _of_operator(calls: KernelCalls, name: str) -> KernelCalls:
 _LEAST_WHOLE = 0.95
 
 
-def _without_work(row: OperatorRow) -> OperatorRow:
-    """The row without FLOP and bytes, which are those of the whole operator."""
-    nothing = dict.fromkeys(("flop", "bytes", "flops", "bytes_per_s", "peak_ratio"))
-    return replace(row, bound="", **nothing)
-
-
 def _taken(calls: KernelCalls, chosen: NDArray[np.bool_]) -> KernelCalls:
     columns = {
         name: value[chosen]
@@ -300,7 +295,7 @@ def _callers(calls: KernelCalls) -> tuple[Caller, ...]:
         path: list[str] = []
         at = int(tree.parent[place]) if place >= 0 else -1
         while at >= 0 and len(path) < _MOST_AROUND:
-            name = module_class(names.values[names.codes[tree.row[at]]])
+            name = module_class(names.at(tree.row[at]))
             if path[-1:] != [name]:
                 path.append(name)
             at = int(tree.parent[at])

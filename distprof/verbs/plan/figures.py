@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from distprof.documents.html.blocks import (
     EMPTY,
@@ -16,16 +16,12 @@ from distprof.documents.html.blocks import (
 from distprof.sections.table import counted
 from distprof.units import format_bytes, format_duration, format_ratio
 from distprof.verbs.plan import Estimate, Plan
+from distprof.verbs.plan.layout import TABLE, says
 from distprof.verbs.plan.show import MEMORY, layout_name
 
 _MOST = 32
 """Maximum number of layouts drawn: further ones differ by less than the error of the model."""
-_PARTS = {
-    "compute_ns": ("computation", "computation"),
-    "exposed_ns": ("exposed_transfer", "exposed communication"),
-    "bubble_ns": ("bubble", "pipeline bubble"),
-    "optimizer_ns": ("optimizer", "optimizer"),
-}
+_PARTS: Mapping[str, tuple[str, str]] = TABLE["parts"]
 
 
 def figures(plan: Plan) -> Iterator[Part]:
@@ -86,11 +82,7 @@ def memory_figure(found: Sequence[Estimate], usable_bytes: int) -> Markup:
             if any(getattr(one.memory, key) for one in found)
         ]
     )
-    caption = (
-        "Memory of the fullest GPU of each layout. The line marks the usable memory, "
-        f"{format_bytes(usable_bytes)}."
-    )
-    return captioned(caption, rows(lines), named)
+    return captioned(says("memory", usable=usable_bytes), rows(lines), named)
 
 
 FIGURES = {Plan: figures}

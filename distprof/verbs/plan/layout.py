@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import chain
 from typing import Any, Literal
 
 import msgspec
 
-from distprof.config import CONFIG_FILE, ModelShape, load_config
+from distprof.bounds import table_beside
+from distprof.config import CONFIG_FILE, load_config
 from distprof.costs.transformer import Recomputation, Transformer
 from distprof.errors import UsageError
 from distprof.hardware import SCALE_UP_LATENCY_S, Gpu, Link, Sheet, load_sheet, parse_bandwidth
 from distprof.options import whole_number
-from distprof.sections.efficiency.models import preset, preset_sequence, shape_from
+from distprof.sections.efficiency.models import SHAPE_KEYS, preset, preset_sequence, shape_from
+from distprof.units import sentence
 
-SHAPE = ModelShape.__struct_fields__
-"""Options of ``distprof plan`` that describe a model's shape."""
+TABLE = table_beside(__package__, "objections.toml")
+says = partial(sentence, TABLE["said"])
+KINDS: Mapping[str, list[str]] = TABLE["kinds"]
+"""Kinds of objections: to the degrees of parallelism alone, and to layouts that can still run."""
+
 LEAST_EFFICIENCY = 1e-6
 """Below this, a step would be too long to represent in float seconds or integer ns."""
 _DEFAULT_LATENCY_S = 5e-6
@@ -48,10 +54,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         if self.num_gpus < 1 or self.per_node < 1:
             raise UsageError("a cluster and a node need at least one GPU each")
         if self.num_gpus > self.per_node and self.num_gpus % self.per_node:
-            raise UsageError(
-                f"{self.num_gpus} GPUs do not fill nodes of {self.per_node}: choose a multiple, or"
-                " set --gpus-per-node"
-            )
+            raise UsageError(says("partly filled", cluster=self))
         if not LEAST_EFFICIENCY <= self.link_efficiency <= 1:
             raise UsageError(f"the efficiency of links must be from {LEAST_EFFICIENCY:g} to 1")
 
@@ -104,26 +107,16 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
 def assumptions(question: Question) -> tuple[str, ...]:
     """Assumptions of an estimate, one sentence each."""
-    cluster = question.cluster
-    sentences = [
-        f"Kernels reach {100 * question.compute_efficiency:.0f} % of the dense bf16 peak, links"
-        f" {100 * cluster.link_efficiency:.0f} % of their bandwidth.",
-        f"{100 * question.reserve_ratio:.0f} % of memory stays free for contexts, buffers and"
-        " fragmentation.",
-        "The optimizer is Adam in mixed precision, with"
-        f" {18 if question.fp32_gradients else 16} bytes of state per parameter. Attention is"
-        " causal flash attention.",
-        "Communication of tensor parallelism (with sequence parallelism) and expert parallelism is"
-        " fully exposed. Data parallelism overlaps with forward and backward, ring attention with"
-        " attention.",
-        "The pipeline schedule is 1F1B, interleaved if a rank holds several stages. Messages"
-        " overlap except at fill and drain.",
-        "Small matrices are as efficient as large ones, which favours high tp and ep too much.",
-        "Every GPU has its own link between nodes. No rank fails, waits for input or lags.",
-    ]
-    if question.model.experts:
-        sentences.append("Tokens are routed evenly, and tp divides every expert like a dense MLP.")
-    return tuple(sentences)
+    values = {
+        "compute": 100 * question.compute_efficiency,
+        "links": 100 * question.cluster.link_efficiency,
+        "reserve": 100 * question.reserve_ratio,
+        "state": 18 if question.fp32_gradients else 16,
+    }
+    return tuple(
+        one.format_map(values)
+        for one in TABLE["assumptions"][: None if question.model.experts else -1]
+    )
 
 
 def question_of(options: Mapping[str, Any]) -> Question:
@@ -153,8 +146,8 @@ def question_of(options: Mapping[str, Any]) -> Question:
 
 def _model(options: Mapping[str, Any]) -> tuple[Transformer, int]:
     """The shape of the model, and its default sequence length."""
-    shape = {key: options[key] for key in SHAPE}
-    given = [key for key in (*SHAPE, "params") if options[key] is not None]
+    shape = {key: options[key] for key in SHAPE_KEYS}
+    given = [key for key in (*SHAPE_KEYS, "params") if options[key] is not None]
     if options["model"] is None:
         is_gated = options.get("gated", True)
         model = shape_from(shape, params=options["params"], is_gated=is_gated)

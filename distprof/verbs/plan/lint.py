@@ -27,16 +27,17 @@ from distprof.rules.engine import run_rules
 from distprof.sections.efficiency.models import SHAPE_KEYS
 from distprof.sections.table import counted
 from distprof.terms import Severity
-from distprof.units import format_bytes, format_duration, format_ratio
 from distprof.verbs.plan import ConfigurationFinding, ConfigurationResult, Lint
 from distprof.verbs.plan.estimate import estimate, footprint
 from distprof.verbs.plan.layout import (
+    KINDS,
     LAYOUT_KEYS,
     Layout,
     Question,
     assumptions,
     objections,
     parse_layout,
+    says,
 )
 from distprof.version import __version__
 
@@ -45,19 +46,6 @@ _MOST_BYTES = 4_000_000
 BOUND = Bound(
     reads="a layout for distprof plan --lint", num_bytes=_MOST_BYTES, depth=100, seconds_per_mb=30
 )
-
-_OWN = {
-    "model.name": "model",
-    **{f"model.{key}": f"shape.{key}" for key in SHAPE_KEYS},
-    "model.params": "params",
-    "cluster.gpus": "gpus",
-    "cluster.gpu": "gpu",
-    "cluster.gpus_per_node": "gpus_per_node",
-    "cluster.inter_node": "inter_node",
-    "training.batch": "batch",
-    "training.sequence": "sequence",
-    **{f"layout.{key}": key for key in LAYOUT_KEYS},
-}
 
 _FLAGS = frozenset({"zero-1", "fsdp", "recompute", "gated"})
 
@@ -69,7 +57,10 @@ _MEGATRON = "Megatron arguments"
 @cache
 def _names() -> dict[str, dict[str, str]]:
     """What distprof calls the values of each kind of configuration, by key."""
-    return {"distprof": _OWN, **table_beside(__package__, "configurations.toml")}
+    table = table_beside(__package__, "configurations.toml")
+    own = {f"model.{key}": f"shape.{key}" for key in SHAPE_KEYS}
+    own |= {f"layout.{key}": key for key in LAYOUT_KEYS}
+    return {**table, "distprof": own | table["distprof"]}
 
 
 class JobFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,8 +90,7 @@ def read_job_file(path: Path) -> JobFile:
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(
             source,
-            expected="a layout: distprof's TOML with [layout], torchtitan's JSON (written with"
-            " --debug.save_config_file) or TOML, Megatron arguments or DeepSpeed JSON",
+            expected=says("layout"),
             found=str(error)[:200],
         ) from error
     values: dict[str, Any] = {}
@@ -261,16 +251,6 @@ def _torchtitan(file: JobFile, rest: int) -> dict[str, int | str]:
     return {**mesh, "sharding": "hsdp", "shards": divided}
 
 
-_CAN_RUN = frozenset(
-    {
-        "tensor parallelism leaves the fast domain",
-        "sequence too short to share",
-        "too few micro-batches",
-    }
-)
-"""Objections to layouts that can still run."""
-
-
 def check_layout(
     question: Question,
     layout: Layout,
@@ -302,7 +282,7 @@ def configured(question: Question, layout: Layout) -> ConfigurationResult:
     result = ConfigurationResult(
         layout=layout, objections=tuple(found), usable_bytes=question.usable_bytes
     )
-    if any(objection.kind not in _CAN_RUN for objection in found):
+    if any(objection.kind not in KINDS["can run"] for objection in found):
         return result
     larger = None
     if layout.pp == 1 and layout.micro_batches % 2 == 0:
@@ -335,11 +315,7 @@ def _verdict(lint: Lint) -> str:
 def _facts(lint: Lint, *, show_all: bool) -> Iterator[str]:
     yield f"{lint.kind} · {lint.layout.text.replace(',', ', ')} · modelled"
     if lint.estimate is not None:
-        costs = lint.estimate
-        yield (
-            f"A step takes {format_duration(costs.step_ns)}, MFU {format_ratio(costs.mfu)},"
-            f" {format_bytes(costs.memory.total_bytes)} per GPU."
-        )
+        yield says("costs", costs=lint.estimate)
     if lint.not_read:
         chosen = lint.not_read if show_all else lint.not_read[:_FEW]
         left = len(lint.not_read) - len(chosen)

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from distprof.bounds import table_beside
 from distprof.escape import fitting
 from distprof.rules.base import Draft, Limit, Limits, Rule, rule
 from distprof.terms import Confidence, Severity
-from distprof.units import capitalized, format_bytes, format_duration, format_ratio
+from distprof.units import capitalized, format_bytes, format_ratio
 from distprof.verbs.plan import ConfigurationResult
+from distprof.verbs.plan.layout import TABLE, says
 
 
 def _row(*, code: str, name: str, severity: str, kind: str, fix: str, page: str) -> Rule:
@@ -36,11 +36,10 @@ def _row(*, code: str, name: str, severity: str, kind: str, fix: str, page: str)
 
     check.__name__, check.__doc__ = name, page
     made = rule(code, Severity(severity), costs_time=False)(check)
-    return replace(made, shared=_TABLE["shared"])
+    return replace(made, shared=TABLE["shared"])
 
 
-_TABLE = table_beside(__package__, "objections.toml")
-RULES = tuple(_row(**each) for each in _TABLE["rule"])
+RULES = tuple(_row(**each) for each in TABLE["rule"])
 
 
 @rule("CFG111", Severity.ERROR, costs_time=False)
@@ -56,9 +55,7 @@ def configuration_beyond_memory(
     state = memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
     yield Draft(
         headline=f"The job does not fit: it needs {format_bytes(memory.total_bytes)} per GPU",
-        message=(
-            f"{format_bytes(state)} of that are model state; {format_bytes(usable)} are usable."
-        ),
+        message=says("no room", state=state, usable=usable),
         fix=_fix(configuration, state),
         confidence=Confidence.MODELLED,
         evidence=("configuration.memory", "configuration.usable_bytes"),
@@ -119,10 +116,7 @@ def planned_data_parallelism_exposed(
     share = exposed / max(costs.step_ns, 1)
     yield Draft(
         headline=f"Exposed data-parallel communication takes {format_ratio(share)} of each step",
-        message=(
-            f"{format_duration(exposed)} of {format_duration(costs.step_ns)}: each rank computes "
-            "too little to overlap it."
-        ),
+        message=says("exposed", exposed=exposed, costs=costs),
         cost_ns_per_step=exposed,
         confidence=Confidence.MODELLED,
         evidence=("configuration.estimate",),

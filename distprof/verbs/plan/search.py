@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -12,7 +13,14 @@ from msgspec.structs import replace
 from distprof.units import format_bytes
 from distprof.verbs.plan import ClusterFacts, Estimate, MemoryParts, ModelFacts, Plan, Rejection
 from distprof.verbs.plan.estimate import estimate, footprint
-from distprof.verbs.plan.layout import Layout, Objection, Question, assumptions, objections
+from distprof.verbs.plan.layout import (
+    KINDS,
+    Layout,
+    Objection,
+    Question,
+    assumptions,
+    objections,
+)
 from distprof.version import __version__
 
 _TENSOR_LIMIT = 2
@@ -48,6 +56,7 @@ def make_plan(question: Question, *, most: int = 10) -> Plan:
         considered=len(found) + sum(rejections.count.values()),
         fitting=len(found),
         rejections=rejections.ranked(),
+        objections=(),
     )
 
 
@@ -63,6 +72,7 @@ def judge_layout(question: Question, layout: Layout) -> Plan:
         best=best,
         considered=1,
         fitting=0 if against else 1,
+        rejections=(),
         objections=tuple(objection.message for objection in against),
     )
 
@@ -119,22 +129,13 @@ def _meshes(question: Question, rejections: _Rejections) -> Iterator[Layout]:
                         dp=dp, tp=tp, pp=pp, cp=cp, ep=ep,
                         micro_batches=max(pp, question.batch // dp),
                     )  # fmt: skip
-                    against = [o for o in _against(question, mesh) if o.kind in _OF_MESH]
+                    against = [o for o in _against(question, mesh) if o.kind in KINDS["of mesh"]]
                     if not against:
                         yield mesh
                         continue
                     rejections.add(against[0])
-                    if against[0].kind in _OF_STAGES:
+                    if against[0].kind != "experts not divisible":  # no other ep helps
                         break
-
-
-_OF_STAGES = (
-    "heads not divisible",
-    "tensor parallelism leaves the fast domain",
-    "more stages than layers",
-    "sequence too short to share",
-)
-_OF_MESH = (*_OF_STAGES, "experts not divisible")
 
 
 def _variants(question: Question, mesh: Layout, rejections: _Rejections) -> Iterator[Layout]:
@@ -169,15 +170,8 @@ def _shardings(question: Question, layout: Layout) -> Iterator[tuple[str, int]]:
             yield sharding, within
 
 
-def _plan(
-    question: Question,
-    *,
-    best: tuple[Estimate, ...],
-    considered: int,
-    fitting: int,
-    rejections: tuple[Rejection, ...] = (),
-    objections: tuple[str, ...] = (),
-) -> Plan:
+def _plan(question: Question, **found: Any) -> Plan:
+    """The plan with what the question says, and what was found."""
     cluster = question.cluster
     return Plan(
         version=__version__,
@@ -194,10 +188,6 @@ def _plan(
         ),
         batch=question.batch,
         sequence=question.sequence,
-        considered=considered,
-        fitting=fitting,
-        best=best,
-        rejections=rejections,
-        objections=objections,
         assumptions=assumptions(question),
+        **found,
     )

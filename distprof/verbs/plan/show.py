@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from operator import itemgetter
 
 from distprof.documents.document import Document
 from distprof.documents.page import Page
 from distprof.formats import RenderOptions
 from distprof.sections.table import Column, TableView, counted, present, rows_table
-from distprof.units import format_bandwidth, format_bytes, format_duration, format_ratio
+from distprof.units import format_bytes, format_duration, format_ratio
 from distprof.verbs.plan import Estimate, Plan
-from distprof.verbs.plan.layout import Layout
+from distprof.verbs.plan.layout import TABLE, Layout, says
 
 _FEW = 10
 
-MEMORY = {
-    "weights_bytes": "weights",
-    "gradients_bytes": "gradients",
-    "optimizer_bytes": "optimizer",
-    "gathered_bytes": "gathered blocks",
-    "activations_bytes": "activations",
-    "logits_bytes": "logits",
-}
+MEMORY: Mapping[str, str] = TABLE["memory"]
 """Names of the parts of a GPU's memory in reports."""
 
 
@@ -59,10 +52,7 @@ def origin(plan: Plan) -> str:
     if model.active_parameters != model.parameters:
         size += f", {model.active_parameters / 1e9:,.1f} B active"
     nodes = f"{cluster.num_gpus:,} {cluster.gpu}, {cluster.gpus_per_node} per node"
-    links = (
-        f"{format_bandwidth(cluster.scale_up_bandwidth)} per GPU within a node,"
-        f" {format_bandwidth(cluster.inter_node_bandwidth)} per GPU between nodes"
-    )
+    links = says("links", cluster=cluster)
     batch = f"{counted(plan.batch, 'sequence')} of {plan.sequence:,} tokens per step"
     return f"{model.name}, {size} · {nodes}, {links} · {batch} · modelled"
 
@@ -82,11 +72,7 @@ def reasons(plan: Plan) -> Iterator[str]:
     whole = max(best.step_ns, 1)
     shares = [f"{format_ratio(ns / whole)} {name}" for name, ns in parts.items() if ns > 0]
     yield f"The step is {', '.join(shares)}."
-    for position in best.tiers:
-        yield (
-            f"The job does {position.flop_per_byte:,.0f} FLOP per byte over {position.tier}"
-            f" links (ridge point {position.ridge:,.0f}): {position.regime}."
-        )
+    yield from (says("position", at=position) for position in best.tiers)
     if plan.considered > 1:
         yield f"{plan.fitting:,} of {counted(plan.considered, 'layout')} are feasible."
         yield f"To see the fastest one alone: --layout {best.layout.text}."

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar, Literal
 
 import msgspec
 
 from distprof.artefacts.record import Record
 from distprof.artefacts.summary_file import Fingerprint
+from distprof.bounds import table_beside
 from distprof.rules.base import Finding, NotChecked
 from distprof.sections.base import Result
 from distprof.terms import Subject
+from distprof.units import sentence
 from distprof.verbs import PARTS, Displayed
 
 Mode = Literal["weak", "strong"]
 
 CAUSES = {f"{field}_ns": part.cause for field, part in PARTS.items()}
 """Causes of a loss by part of the step, in the order of display."""
+
+says = partial(sentence, table_beside(__package__, "show.toml"))
 
 
 class ScalingLoss(Record, frozen=True, kw_only=True):

@@ -21,16 +21,14 @@ from distprof.documents.html.chart import Chart, nice_ticks
 from distprof.sections.table import counted
 from distprof.units import format_duration, format_ratio
 from distprof.verbs import PARTS
-from distprof.verbs.sweep import ScalingReport, ScalingResult, ScalingSize
-from distprof.verbs.sweep.show import LAWS, follows
+from distprof.verbs.sweep import ScalingReport, ScalingResult, ScalingSize, says
+from distprof.verbs.sweep.show import LAWS, WIDEST, follows
 
 _MOST_TICKS = 10
 _HIGHEST = 1.5
 """Maximum end of the axis for single runs."""
 _LEAST_SHARE = 0.002
 """Minimum share of the step: thinner pieces are invisible."""
-_WIDEST = 4.0
-"""Maximum ratio of the ends of a meaningful interval: two repeats, for example, give wider ones."""
 _KINDS = {part.cause: part.kind for part in PARTS.values()}
 
 
@@ -67,10 +65,8 @@ def curve_figure(scaling: ScalingResult) -> Markup:
         *(_size(chart, size) for size in sizes),
         label=f"Efficiency over ranks, {scaling.mode} scaling: {text}",
     )
-    caption = (
-        f"Efficiency over {counted(scaling.baseline_ranks or 1, 'rank')}, {scaling.mode} scaling. "
-        "Marks are measurements with 95 % intervals. The dashed line at 100 % is ideal scaling."
-    )
+    baseline = counted(scaling.baseline_ranks or 1, "rank")
+    caption = says("efficiency", baseline=baseline, mode=scaling.mode)
     names = [f"law: {LAWS.get(law.law, law.law)}" for law in scaling.laws]
     named = legend([(f"dot-fill s{n % 6}", name) for n, name in enumerate(names)])
     return captioned(caption, drawn, named if names else EMPTY)
@@ -122,7 +118,7 @@ def _size(chart: Chart, size: ScalingSize) -> Markup:
     at, low, high = _x(size.num_ranks), size.efficiency_low, size.efficiency_high
     text = f"{counted(size.num_ranks, 'rank')}: {format_ratio(size.efficiency)}"
     whisker = EMPTY
-    if low is not None and high is not None and high <= _WIDEST * low:
+    if low is not None and high is not None and high <= WIDEST * low:
         whisker = chart.whisker(at, low, high)
         text += f", 95 % {format_ratio(low)} to {format_ratio(high)}"
     return joined((whisker, chart.dot((at, size.efficiency), text)))
@@ -140,11 +136,7 @@ def losses_figure(sizes: Sequence[ScalingSize]) -> Markup:
     lines = [_losses_row(size, left / whole, whole) for size in lossy]
     used = {loss.cause for size in lossy for loss in size.losses if _is_seen(loss.ratio)}
     named = legend([(f"k-{_KINDS[cause]}", cause) for cause in _KINDS if cause in used])
-    caption = (
-        "Share of the step lost at each size, by cause. Parts to the left of the line got shorter. "
-        "Losses minus gains are 100 % minus the efficiency."
-    )
-    return captioned(caption, rows(lines), named)
+    return captioned(says("losses"), rows(lines), named)
 
 
 def _is_seen(ratio: float) -> bool:

@@ -38,6 +38,7 @@ from distprof.verbs.sweep import (
     ScalingReport,
     ScalingResult,
     ScalingSize,
+    says,
 )
 from distprof.verbs.sweep.runs import Sweep, SweepError, gather
 from distprof.version import __version__
@@ -274,10 +275,7 @@ def _ranks(sizes: Sequence[str]) -> str:
 def _lacking(sweep: Sweep, sizes: Sequence[ScalingSize]) -> Iterator[str]:
     single = [str(size.num_ranks) for size in sizes if not size.is_between_runs]
     if single:
-        yield (
-            f"There is only one run on {_ranks(single)}: its intervals cover the scatter of steps,"
-            " and other runs may differ by more."
-        )
+        yield says("single run", ranks=_ranks(single))
     bare = [str(ranks) for ranks, runs in sweep.runs.items() if mean_parts(runs) is None]
     if bare:
         yield f"No traced steps on {_ranks(bare)}: the causes of that loss are unknown."
@@ -320,11 +318,7 @@ def _crowded(summaries: Sequence[SummaryFile], num_cpus: int | None) -> Iterator
     crowded = [ranks for ranks in sorted(needed) if needed[ranks] > num_cpus]
     if crowded:
         where = "1 CPU" if num_cpus == 1 else f"{num_cpus} CPUs"
-        yield (
-            f"From {crowded[0]} ranks on, ranks share {where}: the loss there is a limit of the "
-            "machine and appears as computation that grew. It says little about how the job would "
-            "scale with one device per rank."
-        )
+        yield says("crowded", ranks=crowded[0], where=where)
 
 
 def _threads(summary: SummaryFile) -> int:

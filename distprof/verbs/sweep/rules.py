@@ -8,8 +8,8 @@ from distprof.costs.transformer import critical_batch
 from distprof.escape import fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, advice, rule
 from distprof.terms import Confidence, Severity
-from distprof.units import format_duration, format_ratio
-from distprof.verbs.sweep import CAUSES, ScalingResult, ScalingSize
+from distprof.units import format_ratio
+from distprof.verbs.sweep import CAUSES, ScalingResult, ScalingSize, says
 
 
 def larger_sizes(scaling: ScalingResult) -> list[ScalingSize]:
@@ -29,6 +29,11 @@ def lowest(size: ScalingSize) -> float:
     return size.efficiency if size.efficiency_low is None else size.efficiency_low
 
 
+def highest(size: ScalingSize) -> float:
+    """Upper end of the interval of the efficiency, or the efficiency if there is no interval."""
+    return size.efficiency if size.efficiency_high is None else size.efficiency_high
+
+
 def _interval(size: ScalingSize) -> str:
     """The efficiency's interval, for example `` (95 % interval 70.1 % to 73.9 %)``."""
     if size.efficiency_low is None or size.efficiency_high is None:
@@ -43,22 +48,17 @@ def efficiency_below_target(scaling: ScalingResult, limits: Limits) -> Iterator[
     target, with its whole 95 % interval.
     """
     target = limits["target_ratio"]
-    below = [
-        size
-        for size in larger_sizes(scaling)
-        if (size.efficiency if size.efficiency_high is None else size.efficiency_high) < target
-    ]
+    below = [size for size in larger_sizes(scaling) if highest(size) < target]
     if not below:
         return
     worst = below[-1]
-    since = f" It falls below the target at {below[0].num_ranks} ranks." if len(below) > 1 else ""
+    found = {"scaling": scaling, "worst": worst, "interval": _interval(worst), "target": target}
+    message = says("below target", mode=str(scaling.mode).capitalize(), **found)
+    if len(below) > 1:
+        message += f" It falls below the target at {below[0].num_ranks} ranks."
     yield Draft(
         headline=f"Scaling is {format_ratio(worst.efficiency)} efficient, below the target",
-        message=(
-            f"{str(scaling.mode).capitalize()} scaling from {scaling.baseline_ranks} to"
-            f" {worst.num_ranks} ranks{_interval(worst)}; the target is"
-            f" {format_ratio(target)}.{since}"
-        ),
+        message=message,
         fix=advice("efficiency-below-target", num_ranks=below[0].num_ranks),
         cost_ns_per_step=max(worst.lost_ns, 1),
         evidence=("scaling.sizes",),
@@ -82,10 +82,7 @@ def scaling_loss_dominated(scaling: ScalingResult, limits: Limits) -> Iterator[D
         )
     worst = max(largest.losses, key=lambda loss: loss.lost_ns)
     lost = largest.lost_ns / largest.step_ns
-    surely_lost = 1 - (
-        largest.efficiency if largest.efficiency_high is None else largest.efficiency_high
-    )
-    if surely_lost < limits["lost_ratio"]:
+    if 1 - highest(largest) < limits["lost_ratio"]:
         return
     if worst.lost_ns < limits["dominant_ratio"] * largest.lost_ns:
         return
@@ -98,11 +95,7 @@ def scaling_loss_dominated(scaling: ScalingResult, limits: Limits) -> Iterator[D
             f"Scaling loses {format_ratio(lost)} of the step, most to {worst.cause}",
             f"Scaling loses {format_ratio(lost)} of the step",
         ),
-        message=(
-            f"From {scaling.baseline_ranks} to {largest.num_ranks} ranks,"
-            f" {format_duration(largest.lost_ns)} of {format_duration(largest.step_ns)} are lost,"
-            f" and {alone} ({format_duration(worst.lost_ns)})."
-        ),
+        message=says("dominated", scaling=scaling, size=largest, alone=alone, worst=worst),
         fix=advice(
             "scaling-loss-dominated",
             next(field for field, cause in CAUSES.items() if cause == worst.cause),
@@ -139,12 +132,7 @@ def small_batch_at_scale(scaling: ScalingResult, limits: Limits) -> Iterator[Dra
         return
     yield Draft(
         headline=f"On {size.num_ranks:,} ranks, transfers take longer than computation",
-        message=(
-            f"A step computes for"
-            f" {format_duration(size.computation_ns)} and transfers for"
-            f" {format_duration(size.transfer_ns)}, of which"
-            f" {format_duration(size.exposed_transfer_ns)} are exposed: {_batch(size, scaling)}."
-        ),
+        message=says("small batch", size=size, batch=_batch(size, scaling)),
         cost_ns_per_step=size.exposed_transfer_ns,
         confidence=Confidence.INFERRED,
         evidence=("scaling.sizes",),
@@ -176,12 +164,10 @@ def superlinear_scaling(scaling: ScalingResult, limits: Limits) -> Iterator[Draf
     best = max(beyond, key=lambda size: size.efficiency)
     base = scaling.baseline_ranks
     ranks = f"{base} rank{'' if base == 1 else 's'}"
+    ends = f"{_interval(best)}{_computation(best)}"
     yield Draft(
         headline=f"Scaling is {format_ratio(best.efficiency)} efficient, more than linear",
-        message=(
-            f"On {best.num_ranks} ranks, compared with {ranks}{_interval(best)}"
-            f"{_computation(best)}."
-        ),
+        message=f"On {best.num_ranks} ranks, compared with {ranks}{ends}.",
         fix=advice("superlinear-scaling", ranks=ranks),
         evidence=("scaling.sizes",),
     )

@@ -18,7 +18,7 @@ from distprof.documents.document import Document, write_file
 from distprof.errors import UsageError
 from distprof.kernel import available_processors
 from distprof.options import whole_number
-from distprof.verbs.sweep import Mode
+from distprof.verbs.sweep import Mode, says
 from distprof.version import __version__
 
 _TOLERANCE = 0.02
@@ -70,10 +70,7 @@ def gather(summaries: Iterable[SummaryFile], mode: Mode | None) -> Sweep:
     unit = _unit(runs)
     if not unit:
         if mode is None:
-            raise SweepError(
-                "Weak and strong scaling cannot be distinguished: the runs record neither tokens"
-                " nor samples per step. Choose --weak or --strong."
-            )
+            raise SweepError(says("no work"))
         work = {ranks: float(ranks) if mode == "weak" else 1.0 for ranks in runs}
         found_mode, how = mode, _chosen(mode)
     else:
@@ -129,10 +126,8 @@ def _work(runs: dict[int, tuple[SummaryFile, ...]], unit: str) -> dict[int, floa
         values = [float(getattr(run, _FIELDS[unit])) for run in repeats]
         work[ranks] = statistics.median(values)
         if max(values) > (1 + _TOLERANCE) * min(values):
-            raise SweepError(
-                f"Repeats on {ranks} ranks differ in work: {min(values):g} to {max(values):g}"
-                f" {unit} per step."
-            )
+            ends = {"least": min(values), "most": max(values)}
+            raise SweepError(says("work differs", ranks=ranks, unit=unit, **ends))
     return work
 
 
@@ -150,10 +145,7 @@ def _mode(work: dict[int, float], unit: str, requested: Mode | None) -> tuple[Mo
             how += f" However, {unit} per step are {_listed(work)} ranks."
         return requested, how
     if found is None:
-        raise SweepError(
-            f"Work per step is neither constant nor proportional to the number of ranks: {unit} per"
-            f" step are {_listed(work)} ranks. Choose --weak or --strong."
-        )
+        raise SweepError(says("uneven work", unit=unit, work=_listed(work)))
     who = "all ranks together process" if found == "strong" else "each rank processes"
     constant = f"{who} the same number of {unit} per step at every size"
     return found, f"{found.capitalize()} scaling: {constant}."
@@ -264,10 +256,7 @@ def plan_program(
 ) -> SweepFile:
     """A sweep of a user's own program, with the number of ranks for ``{ranks}`` in its command."""
     if len(sizes) > 1 and not any(RANKS in word for word in command):
-        raise UsageError(
-            f"the command has no placeholder for the number of ranks: insert {RANKS}, as in "
-            f"torchrun --nproc-per-node {RANKS} train.py"
-        )
+        raise UsageError(says("no placeholder", ranks=RANKS))
     per_size = {
         size: ("capture", "--", *(word.replace(RANKS, str(size)) for word in command))
         for size in sizes
@@ -286,28 +275,16 @@ def _batch(
         return ("--batch", str(batch * size // sizes[0]))
     if batch % size:
         least = math.lcm(*sizes) * -(-batch // math.lcm(*sizes))
-        raise UsageError(
-            f"strong scaling cannot divide {batch} sequences among {size} ranks evenly: "
-            f"use --batch {least}"
-        )
+        raise UsageError(says("uneven batch", batch=batch, size=size, least=least))
     return ("--batch", str(batch // size))
 
 
-def _sweep(
-    per_size: dict[int, tuple[str, ...]],
-    repeats: int,
-    *,
-    workload: str,
-    scaling: Scaling,
-    device: Literal["gpus", "ranks"],
-) -> SweepFile:
+def _sweep(per_size: dict[int, tuple[str, ...]], repeats: int, **fields: Any) -> SweepFile:
     if repeats * len(per_size) > MAX_RUNS:
         raise UsageError(f"{repeats * len(per_size):,} runs: a sweep has at most {MAX_RUNS:,}")
     return SweepFile(
         distprof_version=__version__,
-        workload=workload,
-        scaling=scaling,
-        device=device,
+        **fields,
         runs=tuple(_alternating(per_size, repeats)),
         started_ns=time.time_ns(),
         num_cpus=available_processors(),

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 
-from distprof.bounds import table_beside
 from distprof.costs.scaling import LAW_NAMES
 from distprof.documents.document import Document
 from distprof.documents.page import Page, Priced
 from distprof.formats import RenderOptions
 from distprof.sections.table import Bar, Column, Drawing, TableView, counted, present, rows_table
-from distprof.units import fill, format_duration, format_ratio, signed
+from distprof.units import format_duration, format_ratio, signed
 from distprof.verbs import PARTS
 from distprof.verbs.sweep import (
     CAUSES,
@@ -21,9 +20,9 @@ from distprof.verbs.sweep import (
     ScalingReport,
     ScalingResult,
     ScalingSize,
+    says,
 )
 
-_TABLE = table_beside(__package__, "show.toml")
 LAWS = {"amdahl": "Amdahl", "gustafson": "Gustafson", "usl": "USL"}
 """Short names of the laws."""
 _PARAMETERS = {"serial": "s", "sigma": "σ", "kappa": "κ"}
@@ -31,7 +30,7 @@ _PARAMETERS = {"serial": "s", "sigma": "σ", "kappa": "κ"}
 _GLYPHS = {part.cause: part.glyph for part in PARTS.values()}
 
 _MOST_SIZES = 6
-_WIDEST = 4.0  # maximum ratio of the ends of an interval: two repeats give wider ones
+WIDEST = 4.0  # maximum ratio of the ends of an interval: two repeats give wider ones
 _VAGUE = 0.3  # maximum width of an interval of efficiency that still predicts anything
 _NEAR = 0.02  # maximum deviation from the largest size, beyond noise, for an extrapolation
 _UNSTEADY = 1.25  # ratio of repeats above which the machine is probably busy
@@ -47,7 +46,7 @@ def scaling_verdict(scaling: ScalingResult) -> str:
     efficiency = f"{format_ratio(largest.efficiency)}{f' ({ends} %)' if ends else ''}"
     ranks = counted(largest.num_ranks, "rank")
     found = {"ranks": ranks, "efficiency": efficiency, "scaling": scaling, "size": largest}
-    verdict = fill(_TABLE["verdict"], **found)
+    verdict = says("verdict", **found)
     main = max(largest.losses, key=lambda loss: loss.lost_ns, default=None)
     if main is None or largest.lost_ns <= 0 or 3 * main.lost_ns < largest.lost_ns:
         return f"{verdict}."
@@ -77,7 +76,7 @@ def _unsteady(sizes: Sequence[ScalingSize]) -> Iterator[str]:
     ]
     ratio, ranks, least, most = max(spread, key=itemgetter(0), default=(0.0, 0, 0, 0))
     if ratio > _UNSTEADY:
-        yield fill(_TABLE["unsteady"], ranks=counted(ranks, "rank"), least=least, most=most)
+        yield says("unsteady", ranks=counted(ranks, "rank"), least=least, most=most)
 
 
 def _beyond(scaling: ScalingResult) -> Iterator[str]:
@@ -94,7 +93,7 @@ def _beyond(scaling: ScalingResult) -> Iterator[str]:
             if (at := _at(law, largest.num_ranks))
         )
         ranks = counted(largest.num_ranks, "rank")
-        yield fill(_TABLE["no law"], ranks=ranks, size=largest, fitted=fitted)
+        yield says("no law", ranks=ranks, size=largest, fitted=fitted)
 
 
 def follows(law: ScalingLaw, largest: ScalingSize) -> bool:
@@ -117,12 +116,12 @@ def _extrapolation(law: ScalingLaw, largest: int) -> Iterator[str]:
     certain = [one for one in beyond if one.high - max(one.low, 0) < _VAGUE]
     if beyond and not certain:
         ranks, ends = counted(largest, "rank"), _ends(beyond[0])
-        yield fill(_TABLE["vague"], ranks=ranks, first=beyond[0], ends=ends)
+        yield says("vague", ranks=ranks, first=beyond[0], ends=ends)
         return
     if certain:
         values = "; ".join(f"{one.num_ranks:,} ranks {_interval(one)}" for one in certain)
         name = LAW_NAMES.get(law.law, law.law)
-        yield fill(_TABLE["continues"], law=name, values=values)
+        yield says("continues", law=name, values=values)
     if law.peak_ranks is None:
         return
     peak = max(round(law.peak_ranks), 1)
@@ -189,21 +188,18 @@ def _size_notes(sizes: Sequence[ScalingSize]) -> Iterator[str]:
     if any(size.is_traced for size in sizes):
         yield "Steps were measured under a profiler, which makes them longer."
     if any(size.efficiency_low is not None and not _efficiency_interval(size) for size in sizes):
-        yield (
-            "Intervals that are too wide to be meaningful are left out: there are too few repeats, "
-            "or they differ too much."
-        )
+        yield says("wide intervals")
 
 
 def _step_interval(size: ScalingSize) -> str:
     low, high = size.step_low_ns, size.step_high_ns
-    is_known = low is not None and high is not None and high <= _WIDEST * low
+    is_known = low is not None and high is not None and high <= WIDEST * low
     return f"{format_duration(low)} to {format_duration(high)}" if is_known else ""
 
 
 def _efficiency_interval(size: ScalingSize) -> str:
     low, high = size.efficiency_low, size.efficiency_high
-    if low is None or high is None or high > _WIDEST * low:
+    if low is None or high is None or high > WIDEST * low:
         return ""
     return f"{100 * low:.1f} to {100 * high:.1f}"
 

@@ -203,10 +203,7 @@ As many steps at most wait for the collectives of all ranks."""
 PATIENCE_NS: Final = 5 * NS_PER_S
 """A step is complete when all living ranks have reported it, or most are this far past it."""
 
-FIELDS: Final = (
-    *("step_ns", "cpu_ns", "queue_ns", "asleep_ns"),
-    *("input_ns", "tokens", "gpu_behind"),
-)
+FIELDS: Final = ("step_ns", "cpu_ns", "queue_ns", "asleep_ns", "input_ns", "tokens", "gpu_behind")
 
 INPUT: Final = "input"
 _MOST_NS = 1 << 62

@@ -18,7 +18,7 @@ from distprof.errors import InputError
 from distprof.ingest.job.growing import GrowingRun
 from distprof.join.gpu_waits import excess_of_peers
 from distprof.schema import Floats
-from distprof.units import NS_PER_S, capitalized, format_ratio, name_ranks
+from distprof.units import NS_PER_S, capitalized, name_ranks
 from distprof.verbs.watch import column_medians
 from distprof.verbs.watch.show import (
     ENDED,
@@ -28,6 +28,7 @@ from distprof.verbs.watch.show import (
     ProbeCost,
     ThrottledRank,
     WatchReport,
+    says,
 )
 from distprof.verbs.watch.state import JobWatch, OwnTimes
 from distprof.version import __version__
@@ -173,10 +174,7 @@ def _unknown(job: JobWatch, steps: list[int], own: OwnTimes) -> Iterator[str]:
     if on_gpu:
         yield from _unknown_on_gpus(job, on_gpu, own)
     elif not np.isfinite(own.own_ns).any():
-        yield (
-            "Own time is unknown: the probes recorded no CPU time (they need Linux, and do not"
-            " record it in the first step)."
-        )
+        yield says("no CPU time")
     size = (job.run and job.run.world_size) or 0
     if size > len(job.ranks):
         yield f"{size - len(job.ranks):,} of {size:,} ranks have not recorded anything yet."
@@ -193,10 +191,7 @@ def _unknown_on_gpus(job: JobWatch, on_gpu: list[int], own: OwnTimes) -> Iterato
     known = {job.table.ranks[column] for column in np.nonzero(np.isfinite(own.own_ns))[1]}
     unknown = sorted(job.waits.ranks - known)
     if unknown:
-        yield (
-            f"Own time of {name_ranks(unknown)} is unknown: some of their collectives have no"
-            " duration, or were not recorded by all members of the group."
-        )
+        yield says("incomplete collectives", who=name_ranks(unknown))
     if known:
         yield from _uncertain(job, own)
 
@@ -207,10 +202,7 @@ def _uncertain(job: JobWatch, own: OwnTimes) -> Iterator[str]:
     width = float(np.nanmedian(widths)) if np.isfinite(widths).any() else 0.0
     if width < LEAST_WIDTH:
         return
-    text = (
-        f"Lateness is known only to within {format_ratio(min(width, 1.0))} of the step: waits in"
-        " some collectives may overlap with computation"
-    )
+    text = says("wide bounds", width=min(width, 1.0))
     if job.slow.state.is_on.any():
         yield f"{text}."
         return

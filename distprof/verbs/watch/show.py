@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from functools import partial
 from typing import Literal
 
 import msgspec
 
+from distprof.bounds import table_beside
 from distprof.documents.document import Document
 from distprof.documents.page import Page
 from distprof.escape import headed, short_ranks
@@ -19,6 +21,7 @@ from distprof.units import (
     format_duration,
     format_ratio,
     name_ranks,
+    sentence,
     signed_ratio,
     verb,
 )
@@ -167,22 +170,9 @@ class WatchReport(Displayed, msgspec.Struct, frozen=True, kw_only=True, forbid_u
     gpu_behind_ratio: float | None = None
 
 
-_CAUSES = {
-    "no_cpu": "waits for a CPU",
-    "input": "waits for its own input",
-    "more_work": "computes for longer",
-    "device": "works for longer on its GPU, or launches its work later",
-}
-
-_UNTIL = "the time that its peers need up to a collective"
-_WHERE = {"device": "held by tensors on the GPU", "process": "resident CPU memory"}
-
-_ENDED = {
-    "completed": "The job has completed",
-    "failed": "The job has failed",
-    "interrupted": "The job was interrupted",
-}
-
+_TABLE = table_beside(__package__, "alerts.toml")
+says = partial(sentence, _TABLE["said"])
+_CAUSES, _WHERE, _ENDED = (_TABLE[name] for name in ("causes", "where", "ended"))
 _MOST_LOST = 8
 _MOSTLY_BEHIND = 0.5
 _LEAST_SHARE = 0.05  # a lower bound below this says nothing
@@ -202,23 +192,16 @@ def watch_verdict(report: WatchReport) -> str:
     if slow:
         worst = max(slow, key=lambda late: late.late_ratio)
         more = len(slow) - 1
-        of = "its peers' own time" if worst.late_most_ns is None else _UNTIL
+        of = _TABLE["said"]["peers" if worst.late_most_ns is None else "peers at a collective"]
         others = f" {counted(more, 'other rank')} {'is' if more == 1 else 'are'} also slow."
-        return (
-            f"Rank {worst.rank} is late by {_at_least(worst)}{format_duration(worst.late_ns)} "
-            f"in each step, {format_ratio(worst.late_ratio)} of {of}. "
-            f"It {_CAUSES[worst.cause]}.{others if more else ''}"
-        )
+        cause, others = _CAUSES[worst.cause], others if more else ""
+        return says("late", late=worst, least=_at_least(worst), of=of, cause=cause, others=others)
     if report.alerts:
         return f"{report.alerts[0].message}."
     if not report.late:
         return "Nothing stands out."
     late = report.late[0]  # more often than by chance, but not in enough steps
-    return (
-        f"Rank {late.rank} may be slow: it was late in {late.num_above} of the last {WINDOW} "
-        f"steps, by a median of {_at_least(late)}{format_duration(late.late_ns)}. It counts as "
-        f"slow from {ON} late steps."
-    )
+    return says("perhaps late", late=late, least=_at_least(late), window=WINDOW, on=ON)
 
 
 def _at_least(late: LateRank) -> str:
@@ -262,10 +245,7 @@ def _facts(report: WatchReport) -> TableView:
     waits = "" if report.input_ratio is None else f"{format_ratio(report.input_ratio)} of the step"
     if waits and report.input_rank is not None:
         waits += f", longest on rank {report.input_rank}"
-    used = ""
-    if memory is not None:
-        used = f"{format_bytes(memory.used_bytes)} on rank {memory.rank}, the most of all ranks"
-        used += f" ({_WHERE[memory.where]})"
+    used = says("memory", memory=memory, where=_WHERE[memory.where]) if memory else ""
     cost = report.probe_cost
     probes = ""
     if cost is not None:
@@ -294,12 +274,9 @@ def _pace(report: WatchReport) -> str:
     behind = report.gpu_behind_ratio
     if behind is None:
         return ""
-    if behind >= _MOSTLY_BEHIND:
-        return (
-            f"sets the pace: more than a step behind at the end of {format_ratio(behind)} of steps"
-        )
     if behind > 0:
-        return f"more than a step behind at the end of {format_ratio(behind)} of steps"
+        lead = "sets the pace: " * (behind >= _MOSTLY_BEHIND)
+        return f"{lead}more than a step behind at the end of {format_ratio(behind)} of steps"
     return "never a step behind: the CPU, its input or a wait in each step may set the pace"
 
 
