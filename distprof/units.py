@@ -222,7 +222,7 @@ def finite_range(
     return FiniteRange(low, high, max_open=max_open)
 
 
-_COUNTED = re.compile("(epoch|report|round|episode|generation|game|rollout|cycle|trial|sweep)s$")
+_COUNTED = re.compile("(epoch|report|round|episode|[a-z]+ation|game|rollout|cycle|trial|sweep)s$")
 
 
 def unit_of(origin: str) -> str:

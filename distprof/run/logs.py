@@ -271,6 +271,7 @@ class DeviceLog(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _FAR_BEHIND, _ALIKE = 3, 1.2  # Reports before the first one of a log, and its ratio to others
+_STARTS = 2  # Last digits up to this may be those of the first iteration of a job
 _FIRST, _FAR, _MANY = 5, 3, 100  # Reports in which one is launched ahead, its ratio, iterations
 
 
@@ -284,6 +285,7 @@ class TrainingFacts(msgspec.Struct, frozen=True, kw_only=True):
     global_batch_size: int | None = None  # Samples per iteration, all ranks together.
     sequence_length: int | None = None  # Tokens per sample.
     virtual_stages: int | None = None  # Stages per pipeline rank.
+    tokens: int | None = None  # Tokens per iteration, all ranks together, if that is printed.
 
 
 class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
@@ -324,7 +326,8 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
         """Mask of the reports that count: with a duration, and not the first or after a restart.
 
         The first iterations allocate, compile and connect, or are only launched, unless they are
-        far behind or many, and not longer. If no other has a duration, these count.
+        far behind or many, and not longer, or the log begins with a number at which none starts. If
+        no other has a duration, these count.
         """
         timed = np.flatnonzero(self.duration_ns != ABSENT)
         number = self.iteration[timed]
@@ -337,6 +340,9 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
         is_late |= ((self.span[timed[:1]] > _MANY) & (_ALIKE * ns[:1] < usual)).any()
         if is_late or self.unit == "epoch":
             steady[timed[:1]] = ns[:1] <= (_ALIKE if is_late else 1.0) * ns[1:].max(initial=0)
+        nth, is_each = self.iteration[known], (known == timed[:1]) & (self.span == 1).all()
+        is_cut = is_each & (nth % 10 > _STARTS) & (nth < _MANY)
+        steady[timed[:1]] |= (nth > _STARTS if self.unit == "epoch" else is_cut).any()
         is_ahead = (_FAR * ns[:-1] < usual) & (ns[1:] * _ALIKE > usual)
         if not is_ahead[_FIRST:].any():
             is_ahead[1:] = np.minimum.accumulate(is_ahead[1:])  # a usual one ends the launch
@@ -363,8 +369,8 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
     def tokens_per_step(self) -> int | None:
         """Tokens per iteration, all ranks together; None if the log does not give them."""
         facts = self.facts
-        if facts.global_batch_size is None or facts.sequence_length is None:
-            return None
+        if facts.tokens or facts.global_batch_size is None or facts.sequence_length is None:
+            return facts.tokens
         return facts.global_batch_size * facts.sequence_length
 
 

@@ -428,13 +428,13 @@ def _is_output(path: str, *, is_alone: bool) -> bool:
     found = _kinds(path)
     kinds = found - _STARTS - _ENDED
     if found and not kinds:
-        least = 1 + bool(found & {"calls", *_ENDED})
         foreign = foreign_format(Path(path).name, beginning(path, _SMALL))
         if found & {"complaint", "silence"}:
             weak = _OF_A_RUN + _OF_A_SLOW_JOB * ("complaint" in found)
             return is_alone and (foreign is None or foreign.name.startswith(weak))
         is_ended = bool(found & _ENDED) and foreign and foreign.name.startswith(_WITHOUT_TIMES)
         is_foreign = (foreign is not None and not is_ended) or found == {"remedy"}
+        least = 1 + bool(found & {"calls", *_ENDED} and not is_ended)
         is_other = is_foreign or fits_nccl_log(path) or fits_training_log(path, least=least)
         is_other |= _is_table_below_title(path)
         return is_alone and not (is_other or fits_device_log(path))

@@ -228,6 +228,7 @@ LEAST_EVALUATION = 0.1  # Share of the training from which evaluations are named
 IMPOSSIBLE = 1.5  # Ratio of a printed time to all time since the last report: it is wrong
 _TINY = 0.05  # Share of the peak below which batches or waits matter more than kernels
 _FEWEST_TICKS, _FEWEST_TIMED = 2, 3  # Ticks of the clock between two lines, and pairs of them
+_LONGER = 1.25  # The same where all of many times are longer
 _GAP = 50  # Ratio to the usual time from which a time between dates is not that of iterations
 _NEAR = 7  # Neighbours on each side that say what is usual
 _EVEN = 0.03  # Relative difference of a ratio that is a whole number
@@ -422,10 +423,11 @@ def _compared_with_the_clock(
     ratios = [tick[2] / mean for tick, mean in zip(ticks, means, strict=True) if mean > 0]
     ratio, why, unprinted = median(ratios or [0.0]), "", None
     is_known = (printed != ABSENT).any() and not 0 < ratio <= 1 / IMPOSSIBLE
-    if not ticks or (is_known and ratio < IMPOSSIBLE):
+    far = _LONGER if len(ratios) > _NEAR and min(ratios) > _LONGER else IMPOSSIBLE
+    if not ticks or (is_known and ratio < far):
         notes += _pauses(rows, ticks, means) if len(ratios) >= _FEWEST_TIMED else []
         return rows, timers, None
-    if ratio >= IMPOSSIBLE:
+    if ratio >= far:
         is_even = len(ratios) >= _FEWEST_TIMED and min(ratios) > ratio / IMPOSSIBLE
         is_multiple = is_even and abs(ratio - round(ratio)) < _EVEN * ratio
         if is_multiple or not is_even:

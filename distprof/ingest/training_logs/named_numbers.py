@@ -119,6 +119,8 @@ class PhasesGrammar(Grammar):
             block = _PATTERNS["of_other_ranks"].sub(b"", block)
         if column := _PATTERNS["unit_of_column"].search(block):
             block = _PATTERNS["first_value"].sub(rb"\1 " + column["unit"], block)
+        if _PATTERNS["of_device"].search(block):
+            block = _PATTERNS["of_host"].sub(rb"\1", block)
         text = block.decode("utf-8", "replace")
         loss = _PATTERNS["loss"].search(block.lower())
         self._loss = to_float(loss["value"]) if loss else self._loss
@@ -196,13 +198,14 @@ class NamedNumbersGrammar(Grammar):
             return
         factor = self._factor(found)
         span = round(median(b.number - a.number for a, b in pairwise(found)))
+        is_whole = span > 1 and found[0].is_of_evaluation and found[0].is_bare
         usual = median([one.time for one in found if one.time is not None] or [0.0]) * factor
         is_of_each = not (_left(found) or _is_since_start(found))
         if is_of_each:
             of = ((one.row.rank, {"": one.time, **one.phases}.items()) for one in self._found)
             times = ((n, rank, s_to_ns(t)) for rank, each in of for n, t in each)
             self.notes += slow_rank(times)[1]
-        is_of_step = found[0].is_bare and is_of_each
+        is_of_step = found[0].is_bare and is_of_each and not is_whole
         stamped = _by_stamps(found)
         if span > 1 and is_of_step and stamped is not None:
             factor /= span if usual * _STEADY > span * stamped else 1
@@ -211,7 +214,7 @@ class NamedNumbersGrammar(Grammar):
             factor /= span if is_of_all else 1
             every = f" ({span})" if usual >= 1 and span >= _MANY else ""
             self.notes.append(NOTES["one_or_all"].format(every, "all" if is_of_all else "one"))
-        last, counted = found[0].number, found[0].counted
+        last, counted = found[0].number, "evaluation" if is_whole else found[0].counted
         self.name += f" of {counted}s" * bool(counted)
         for one, duration in zip(found, _durations(found, factor), strict=True):
             since = None if duration is None or is_of_each else max(one.number - last, 0) or None

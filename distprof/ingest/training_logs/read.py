@@ -444,6 +444,8 @@ def _speed(name: str, log: TrainingLog, ns: int, what: str) -> str:
         speed = f"{np.median(rates):.6g} tokens/s per GPU"
     elif what in ("sample", "token") or np.isfinite(log.samples_per_s).any():
         speed = f"{1e9 / ns:.6g} samples/s"
+    elif log.tokens_per_step:
+        speed = f"{log.tokens_per_step * 1e9 / ns:.6g} tokens/s"
     return f"{f'{log.world_size} GPUs' if log.world_size else re.sub('[_.]', ' ', name)}: {speed}"
 
 

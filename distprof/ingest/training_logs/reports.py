@@ -233,7 +233,8 @@ class ReportGrammar(Grammar):
         ordered = sorted(self._means, key=lambda one: -1 if one.rank is None else one.rank)
         ranks = [(one, other) for one, other in pairwise(ordered) if one.rank == other.rank]
         is_each = ranks and median(other.num - one.num for one, other in ranks) == 1
-        printed = [self.rows[one.row].duration_ns for one in self._means]
+        means = [s_to_ns(one.seconds["s"]) for one in self._means]
+        are_single = [self.rows[one.row].duration_ns for one in self._means] != means
         if self._are_of_reports(ordered):
             for one, other in ranks:
                 row, span = self.rows[other.row], max(round(other.num - one.num), 1)
@@ -241,15 +242,19 @@ class ReportGrammar(Grammar):
                 self.rows[other.row] = row._replace(duration_ns=each_ns, span=span)
             self.notes.append(NOTES["one_or_all"].format("", "all"))
             return
-        if is_each and printed != [s_to_ns(one.seconds["s"]) for one in self._means]:
+        if is_each and are_single:
             return
         from_one = [one._replace(num=one.num - 1) for one in self._means]
         parts = _between(self._means) or (_between(from_one) if from_one[0].num else [])
-        if len(parts) > 1:
-            self._find_stalls(parts[1:])
-        else:  # the digits do not suffice, or these are means of something else
+        for before, one in pairwise(() if are_single else parts):
+            start, end = (self.rows[each.row].at_s or math.inf for each in (before, one))
+            if one.num * one.seconds["s"] > IMPOSSIBLE * (1 + end - start) > IMPOSSIBLE:
+                parts = []  # a resumed training, whose means begin with it
+        if len(parts) < 2:  # the digits do not suffice, or these are means of something else
             parts = self._means[-1:] if parts else self._means
             self.notes.append(NOTES["since_start"])
+        elif are_single:
+            self._find_stalls(parts[1:])
         for one in self._means:
             self.rows[one.row] = self.rows[one.row]._replace(duration_ns=None)
         self.timers |= {name: TimerValues() for name in parts[0].seconds if name != "s"}

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from distprof.bounds import Bound
+from distprof.bounds import Bound, table_beside
 from distprof.ingest.files import Blocks, decoded, refusing
 from distprof.ingest.training_logs.grammar import (
     MAX_SECONDS,
@@ -30,24 +30,9 @@ from distprof.ingest.training_logs.grammar import (
     whole_number,
 )
 
-_STEPS = ("step", "iteration", "iter", "global_step", "steps")
-_TIMES = ("step_time", "iter_time", "iteration_time", "duration", "elapsed_time_per_iteration",
-          "batch_time", "dt", "step", "iter")  # fmt: skip
-_UNITS = {"_ns": 1.0, "_us": 1e3, "_ms": 1e6, "_s": 1e9, "_seconds": 1e9, "_sec": 1e9, "": 1e9}
-
-_PARTS_OF_STEPS = re.compile(
-    r"((?:(?:data|load\w{0,6}|forward|backward|fwd|bwd|optim\w{0,6}|comm)_?){1,2}(?:time|wait)?)"
-    r"((?:_[nmu]?s)?)"
-)
-"""Names of columns with the times of parts of a step, and their suffix."""
-
-_LOSSES = ("loss", "train_loss", "lm_loss")
-_RANKS = ("rank", "Device_id")
-
-STEP_TRACE = ("Computing", "Communication(Not Overlapped)", "Free")
-"""Columns that add up to a step, in µs, in ``step_trace_time.csv`` of Ascend's profiler."""
-
-_PARTS = (*STEP_TRACE, "Overlapped", "Bubble", "Preparing")
+_NAMES = table_beside(__package__, "named_numbers.toml")["columns"]
+_STEPS, _TIMES, _UNITS = (_NAMES[of] for of in ("steps", "times", "units"))
+_STEP_TRACE = tuple(_NAMES["step_trace"])
 _MAX_HEADER = 1 << 16
 _MOST_WORDS = 20  # Lines before the header of a table that is pasted with words about it.
 
@@ -62,14 +47,15 @@ class _Columns(NamedTuple):
 
 def _columns(names: Sequence[Any]) -> _Columns | None:
     """The columns of a table of steps; None if that of steps or those of times are missing."""
-    if set(STEP_TRACE) <= set(names) and "Step" in names:
-        return _Columns("Step", STEP_TRACE, 1e3, tuple((name, name, 1e3) for name in _PARTS))
+    if set(_STEP_TRACE) <= set(names) and "Step" in names:
+        around = tuple((name, name, 1e3) for name in (*_STEP_TRACE, *_NAMES["around"]))
+        return _Columns("Step", _STEP_TRACE, 1e3, around)
     lower = {str(name).strip().lower().replace("-", "_"): str(name) for name in names[:1_000]}
     plain = {name.rpartition("/")[2]: full for name, full in lower.items()}
     step = next((plain[name] for name in _STEPS if name in plain), None)
     times = [(b + u, ns) for b in _TIMES for u, ns in _UNITS.items() if b + u not in _STEPS]
     time = next((((plain[name],), unit_ns) for name, unit_ns in times if name in plain), None)
-    parts = ((full, _PARTS_OF_STEPS.fullmatch(name)) for name, full in plain.items())
+    parts = ((full, re.fullmatch(_NAMES["parts"], name)) for name, full in plain.items())
     timers = tuple((full, found[1], _UNITS[found[2]]) for full, found in parts if found)
     return None if step is None or time is None else _Columns(step, *time, timers)
 
@@ -109,7 +95,7 @@ class ColumnsGrammar(Grammar):
                 self.num_unknown += 1
             else:
                 self.take_entry(entry, found)
-        if found is not None and found.times == STEP_TRACE:
+        if found is not None and found.times == _STEP_TRACE:
             self.name = "Ascend's profiler"
         elif found is not None and not any(found.times[0].lower().endswith(u) for u in _UNITS if u):
             self.notes.append(NOTES["column_without_unit"].format(found.times[0]))
@@ -119,12 +105,12 @@ class ColumnsGrammar(Grammar):
         times = [_float(entry.get(name)) for name in columns.times]
         ns = sum(time or 0.0 for time in times) * columns.unit_ns
         number = _float(entry.get(columns.step))
-        is_known = ns > 0 if columns.times == STEP_TRACE else number is not None
+        is_known = ns > 0 if columns.times == _STEP_TRACE else number is not None
         if times[0] is None or not is_known or not 0 <= ns < MAX_SECONDS * 1e9:
             self.num_unknown += 1
             return
         loss, rank = (next((_float(entry[n]) for n in names if n in entry), None)
-                      for names in (_LOSSES, _RANKS))  # fmt: skip
+                      for names in (_NAMES["losses"], _NAMES["ranks"]))  # fmt: skip
         row = Row(whole_number(number), round(ns), span=1, loss=loss)
         self.add(row._replace(rank=whole_number(rank, 1 << 31)))
         parts = ((name, (_float(entry.get(full)) or 0) * ns) for full, name, ns in columns.timers)

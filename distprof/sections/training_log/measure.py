@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.artefacts.record import shared_fields
+from distprof.bounds import table_beside
 from distprof.costs.pipeline import bubble_fraction
 from distprof.ingest.training_logs.grammar import NOTES, near
 from distprof.run.logs import TrainingLog
@@ -57,12 +58,10 @@ _RATES = ("samples_per_s", "printed_samples_per_s", *_TOKENS, "tflops")
 _MAX_PERIODS = 20
 _MOST_OF_IT = 1.1  # Ratio of a timer to the iteration that contains it, as far as digits go.
 _MOST_ACCUMULATED, _FOR_STEP = 16, 2.5  # Micro-batches, and ratio of the one with the optimizer.
-_LONG_WAIT_NS, _LONG_WAIT = 60_000_000_000, 0.5  # A first wait, also as a ratio to the rest.
+_LONG_WAIT_NS, _LONG_WAIT, _MANY = 60_000_000_000, 0.5, 300  # A first wait, its ratio, iterations.
 _MOST_INSIDE = 0.05  # Share of an iteration in a part of a pass that still counts as computation.
 _COMPUTE = ("forward-compute", "backward-compute")
-_EMBEDDING = ("backward-embedding-all-reduce", "embedding-grads-all-reduce")
-_TO_LATER = ("forward-send", "backward-recv", "forward-send-backward-recv")
-_TO_EARLIER = ("forward-recv", "backward-send", "backward-send-forward-recv")
+_MESSAGES = table_beside(__package__, "phases.toml")["messages"]
 
 
 def analyze_training_log(run: Run) -> TrainingLogResult:
@@ -119,7 +118,7 @@ def _times(log: TrainingLog) -> dict[str, Any]:
     first = np.flatnonzero(log.duration_ns != ABSENT)[0]
     counts = steady.copy()
     counts[first] |= log.duration_ns[first] < SLOWER_RATIO * ns.min()  # that is no warm-up
-    spans = _weights(log.iteration[counts], log.duration_ns[counts], log.span[counts])
+    spans = np.pad(weight, (int(counts.sum()) - len(weight), 0))  # without the first, as the mean
     slower = _slow_span(log.iteration[counts], log.duration_ns[counts], spans, GROWN_RATIO)
     if slower and slower.is_gradual and _grows(log, counts):
         slower = None
@@ -400,8 +399,8 @@ def _timer(log: TrainingLog, name: str, values: Int64Array) -> TrainingTimer | N
         mean_ns=round(mean),
         median_ns=round(float(np.median(values[known]))),
         ratio=mean / whole if is_share else None,
-        waits=name in (*_TO_LATER, *_TO_EARLIER)
-        or (name in _EMBEDDING and log.facts.mesh.get("pp", 1) > 1),
+        waits=name in (*_MESSAGES["later"], *_MESSAGES["earlier"])
+        or (name in _MESSAGES["embedding"] and log.facts.mesh.get("pp", 1) > 1),
     )
 
 
@@ -417,7 +416,9 @@ def _stage(log: TrainingLog) -> str:
     """Pipeline stage, inferred from messages with earlier and later stages; empty if unknown."""
     if log.is_of_slowest_ranks or log.facts.mesh.get("pp", 1) < 2:
         return ""
-    later, earlier = (any(one in log.timers for one in to) for to in (_TO_LATER, _TO_EARLIER))
+    later, earlier = (
+        any(one in log.timers for one in _MESSAGES[to]) for to in ("later", "earlier")
+    )
     return ("", "first", "last", "middle")[later + 2 * earlier]
 
 
@@ -434,18 +435,25 @@ def _ideal(log: TrainingLog) -> float | None:
 def _usual(log: TrainingLog, rates: Floats) -> float | None:
     """Median of a rate, in steady reports if it is known there."""
     known = np.isfinite(rates)
-    steady = known & log.is_steady if len(rates) == len(log.iteration) else known
-    return float(np.median(rates[steady if steady.any() else known])) if known.any() else None
+    if len(rates) == len(log.iteration):  # else they are printed apart
+        steady, known = known & log.is_steady, known & (log.is_steady | (log.duration_ns == ABSENT))
+        known = steady if steady.any() else known
+    return float(np.median(rates[known])) if known.any() else None
 
 
 def _first_wait(log: TrainingLog) -> list[str]:
-    """A note on a long wait for input in the first report, which does not count."""
+    """A note on a long wait for input, or on many long iterations, in a first report."""
     first, steady = int(np.argmax(log.duration_ns != ABSENT)), log.is_steady
     waits = (int(ns[first]) for name, ns in log.timers.items() if INPUT_TIMER.search(name))
     count = int(log.span[first]) if log.origin == "MMEngine" else 1  # others print a single one
     lost, whole = max(waits, default=0) * count, float((log.duration_ns * log.span)[steady].sum())
-    is_long = not steady[first] and lost > max(_LONG_WAIT_NS, _LONG_WAIT * whole)
-    return [NOTES["first_wait"].format(counted(count, log.unit), format_duration(lost))] * is_long
+    if not steady[first] and lost > max(_LONG_WAIT_NS, _LONG_WAIT * whole):
+        return [NOTES["first_wait"].format(counted(count, log.unit), format_duration(lost))]
+    num, took, usual = int(log.span[first]), int(log.duration_ns[first]), log.median_step_ns or 0
+    is_long = _MANY <= num <= log.span[steady].sum() and took > FAR_LONGER * usual > 0
+    is_long = is_long and whole + num * took > SLOWER_RATIO * (whole + num * usual)
+    each = format_duration(took), took / max(usual, 1)
+    return [NOTES["slow_first"].format(counted(num, log.unit), *each)] * bool(is_long)
 
 
 def _limits(log: TrainingLog, timers: tuple[TrainingTimer, ...]) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ MOST_PARTS = 4
 MOST_OF_ALL = 0.9  # Share of the wait for input from which the rest does not matter
 
 _FEW_REPORTS, _FAR_LONGER = 3, 10  # Up to this many reports, someone chose them one by one
-_FEWEST_RISING = 5  # Reports that each take longer, which is rarely chance
+_FEWEST_RISING, _RISEN = 5, 1.02  # Reports that each take longer, which is rarely chance; ratio
 _SKEWED, _FAR_OFF = 1.5, 2  # Ratio to the median of the mean, and of few long iterations,
 _FEW_LONG = 8  # of which there is one in eight
 _FEWEST_MODES = 6  # Reports in which two groups are looked for
@@ -173,7 +173,7 @@ def _line(log: TrainingLogResult) -> str:
         time = f"{time}: {modes}"
     elif _is_skewed(log):
         at = log.longest_iteration
-        longest = "the longest" if at is None else f"{log.unit} {at:,} takes"
+        longest = "reports show up to" if at is None else f"{log.unit} {at:,} takes"
         longest = f"{longest} {format_duration(log.max_ns)}"
         time = f"{_what(log)} usually takes {usual}, but {longest}: that makes the mean {mean}"
     elif log.unit == "epoch" and (log.first_ns or 0) > _FAR_LONGER * (log.median_ns or math.inf):
@@ -182,7 +182,7 @@ def _line(log: TrainingLogResult) -> str:
         each = format_duration(round(log.mean_ns / int(or_all[1])))
         return f"{time}, or {each} if a printed time covers {or_all[1]} {log.unit}s."
     if log.idle_ratio is None:
-        use = f", at {use}" if use and not _is_skewed(log) else ""
+        use = f", at {use}" if use and not (_is_skewed(log) or log.slow_span) else ""
         if any(note.startswith(_SHORT) for note in log.unavailable):
             use += f", and {_SHORT}"
         more = f"{use}." if use else _of_reports(log)
@@ -349,6 +349,8 @@ def _advice(log: TrainingLogResult) -> str:
     shares = _shares(log)
     if reduction(log)[0]:
         shares |= {"backward": 0.0, _OUTSIDE: 0.0}  # They contain the reduction, which says more.
+    if _waiting(log) and "communication" in shares:
+        shares["waiting for stages"] = shares.pop("communication")
     most = max(_ADVICE, key=lambda phase: shares.get(phase, 0.0))
     least = _MOST_OF_BACKWARD if most == "backward" else _MOST_OF_IT
     return _ADVICE[most] if shares.get(most, 0.0) >= least else ""
@@ -358,7 +360,8 @@ def slower_sentence(log: TrainingLogResult) -> str:
     """Since when iterations take longer; empty if they do not."""
     slow = log.slow_span
     ns = log.steady_ns
-    if slow is None and len(ns) >= _FEWEST_RISING and all(b > a for a, b in pairwise(ns)):
+    is_rising = len(ns) >= _FEWEST_RISING and ns[-1] > _RISEN * ns[0]
+    if slow is None and is_rising and all(b > a for a, b in pairwise(ns)):
         first, last = format_duration(ns[0]), format_duration(ns[-1])
         return f"{_what(log)} takes longer in each report, from {first} to {last}."
     if slow is None:
@@ -385,7 +388,7 @@ def _slower_rate(log: TrainingLogResult) -> str:
 
 def _slow_sentence(log: TrainingLogResult) -> str:
     if log.slow_period and not log.num_slow:
-        return _says("accumulated", log=log)
+        return _says("accumulated", log=log, shortest=min(log.steady_ns))
     share = (log.slow_excess_ns or 0) / (log.mean_ns or math.inf)
     if not log.num_slow or share < MIN_SLOW_RATIO:
         return ""
