@@ -230,7 +230,6 @@ _TINY = 0.05  # Share of the peak below which batches or waits matter more than 
 _FEWEST_TICKS, _FEWEST_TIMED = 2, 3  # Ticks of the clock between two lines, and pairs of them
 _GAP = 50  # Ratio to the usual time from which a time between dates is not that of iterations
 _NEAR = 7  # Neighbours on each side that say what is usual
-_DAY_NS = 86_400 * NS_PER_S
 _EVEN = 0.03  # Relative difference of a ratio that is a whole number
 _FEWEST, _APART, _LEAST_EXCESS = 3, 1.2, 0.05
 """Times of each rank, their least ratio to those of others, and share of an iteration."""
@@ -482,7 +481,6 @@ def _pauses(
     is_longer = (far | ((excess > least) & (ns > _APART * usual))) & (excess > digit)
     is_longer &= spans < _GAP * np.median(spans)  # else some reports between are left out
     is_longer &= (ns < _GAP * usual) | (number[start] != number[0])  # else it starts again
-    is_longer &= excess < _DAY_NS  # else another run follows
     share = excess[is_longer].sum() / (ns * spans.astype(float)).sum()
     if share < LEAST_EVALUATION or is_longer.mean() > 0.5:
         return []

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import groupby, pairwise
+from itertools import count, groupby, pairwise
 from math import ceil, floor
 from pathlib import Path
 from statistics import median
@@ -144,8 +144,7 @@ def _read(source: str, *, keeps_labels: bool) -> TrainingLog:
         with opened(source, keeps_labels=keeps_labels) as stream:
             blocks = Blocks(stream)
             first, _ = read_some(stream, _SMALL)
-            slowest = _slowest_run(source, first) if len(first) < _SMALL else None
-            if slowest is not None:
+            if len(first) < _SMALL and (slowest := _slowest_run(source, first)):
                 return slowest
             stream.seek(0)
             table = ColumnsGrammar()
@@ -226,7 +225,7 @@ def _runs(source: str, text: bytes, part: str = "block") -> Iterator[_Run]:
         own = re.split(r"[.?!] ", said)[-1].strip("#*>-:： \r")
         own = (_parent(text[: block.start()]) if said[:1].isspace() else "") or own
         title = title if title and isinstance(chosen, PhasesGrammar) else own
-        if log is not None and (log.median_step_ns or any(_rates([log], of) for of in _OF)):
+        if log is not None and any(_times([log])[1]):
             num_steps = chosen.num_steps if isinstance(chosen, BarGrammar) else 0
             yield _Run(title, log, num_steps)
             title = ""
@@ -235,8 +234,7 @@ def _runs(source: str, text: bytes, part: str = "block") -> Iterator[_Run]:
 def _parent(before: bytes) -> str:
     """The item of a list that an indented line below it belongs to; empty without one."""
     lines = reversed(before.decode("utf-8", "replace").split("\n"))
-    outer = (line for line in lines if line[:1].strip(" \t`"))
-    return next(outer, "").strip("#*>-:： \r")
+    return next((line for line in lines if line[:1].strip(" \t`")), "").strip("#*>-:： \r")
 
 
 def _slowest_run(source: str, start: bytes) -> TrainingLog | None:
@@ -245,8 +243,12 @@ def _slowest_run(source: str, start: bytes) -> TrainingLog | None:
     for part in ("block", "section", "prose"):
         if len({run.name for run in runs}) < max(len(runs), 2):  # or the next ones are runs
             found = [*_runs(source, start, part)]
-            logs = pairwise(run.log for run in found)
-            goes_on = (a.origin != b.origin or a.iteration[-1] < b.iteration[0] for a, b in logs)
+            goes_on = (
+                min(len(a.iteration), len(b.iteration)) < 2  # a bar or a profile of one run
+                if a.origin != b.origin
+                else a.iteration[-1] < b.iteration[0]
+                for a, b in pairwise(run.log for run in found)
+            )
             runs = runs if part == "prose" and any(goes_on) else found or runs
     runs = [run for run in runs if not run.log.origin.startswith(_PARTS)] or runs
     names = [run.name for run in runs]
@@ -258,13 +260,11 @@ def _slowest_run(source: str, start: bytes) -> TrainingLog | None:
         if not _are_shares(steps):
             does, units = "has", [f"{n:,} steps" for n in steps]
     if at := next((at for at, unit in enumerate(units) if unit != units[0]), 0):
-        other = f"run {at + 1} {units[at]}"
-        note = f"{RUN}1 in the text {does} {units[0]}, {other}: they cannot be compared."
+        note = NOTES["apart"].format(RUN, does, units[0], at + 1, units[at])
         return replace(runs[0].log, notes=(note, *runs[0].log.notes))
-    lasts = [int(run.log.iteration[-1]) for run in runs]
-    is_start = what == "iteration" and 0 <= min(lasts, default=0) <= _FEWEST
-    if len(runs) == 2 and is_start and max(lasts) > _ROUND:
-        at = lasts.index(max(lasts))
+    last = [int(run.log.iteration[-1]) for run in runs]
+    if len(runs) == 2 and what == "iteration" and 0 <= min(last) <= _FEWEST < max(last) - _ROUND:
+        at = last.index(max(last))
         note = NOTES["start_only"].format(RUN, at + 1, format_duration(times[at]), 2 - at)
         return replace(runs[at].log, notes=(note, *runs[at].log.notes))
     are_many = any(run.log.num_restarts and run.log.unit == "epoch" for run in runs)
@@ -275,14 +275,12 @@ def _slowest_run(source: str, start: bytes) -> TrainingLog | None:
     pairs.sort(key=lambda pair: times[pair[1]] / times[pair[0]])
     if times[pairs[0][0]] < _NAMED_APART * times[pairs[0][1]]:
         note = NOTES["alike"].format(RUN, *map(format_duration, times))
-        last = replace(runs[-1].log, origin="several timed runs", timers={}, notes=(note,))
-        return last if all(run.log.origin == TYPED for run in runs) else None
+        log = replace(runs[-1].log, origin="several timed runs", timers={}, notes=(note,))
+        return log if all(run.log.origin == TYPED for run in runs) else None
     names = [shorten(name, _MAX_NAME).replace(", ", ",\N{NO-BREAK SPACE}") for name in names]
+    each = [*zip(count(1), names, map(format_duration, times), strict=False)]
     note = " ".join(
-        f"{RUN}{slow + 1} in the text (“{names[slow]}”) takes {format_duration(times[slow])} per "
-        f"{what}, {times[slow] / times[fast]:.2f} times as long as run {fast + 1} "
-        f"(“{names[fast]}”)."
-        for slow, fast in pairs
+        NOTES["run"].format(RUN, *each[a], what, times[a] / times[b], *each[b]) for a, b in pairs
     )
     slowest = runs[pairs[0][0]].log
     return replace(slowest, notes=(note, *slowest.notes))
@@ -306,18 +304,14 @@ def _pairs(names: Sequence[str]) -> list[tuple[int, int]]:
 def _times(logs: Sequence[TrainingLog]) -> tuple[str, list[int]]:
     """Time of an iteration or epoch, in ns; of a sample or token if the batches of logs differ."""
     times = [log.median_step_ns or 0 for log in logs]
-    of, rates = next(filter(all, ((of, _rates(logs, of)) for of in _OF)), ("tokens_per_s", []))
+    of = max(_OF, key=lambda of: any((getattr(log, of) > 0).any() for log in logs))
+    printed = [getattr(log, of) for log in logs]
+    rates = [float(np.median(each[each > 0])) for each in printed if (each > 0).any()]
     batches = [time * rate for time, rate in zip(times, rates, strict=False)]
     is_alike = max(batches, default=0) < _APART * min(batches, default=0)
     if len(rates) < len(logs) or (all(times) and is_alike):
         return next((log.unit for log in logs), "iteration"), times
     return _OF[of], [round(1e9 / rate) for rate in rates]
-
-
-def _rates(logs: Sequence[TrainingLog], of: str) -> list[float]:
-    """The median rates of logs that print some."""
-    printed = (getattr(log, of) for log in logs)
-    return [float(np.median(each[each > 0])) for each in printed if (each > 0).any()]
 
 
 def _slowest_start(log: TrainingLog) -> TrainingLog:
