@@ -135,7 +135,7 @@ def _command_again(report: Report, options: RenderOptions) -> str:
     return f"distprof analyze {shlex.quote(source)}" if source.isprintable() else ""
 
 
-_AMOUNT = re.compile(r"\d[\d.,]* (?:%|[mµn]?s\b)")
+_AMOUNT = re.compile(r"\d[\d.,]* (?:%|times\b|[mµn]?s\b)")
 LEAST = 0.01
 """Gain, as a share of the step, below which the short report leaves out a finding."""
 _SHORTER = (

@@ -423,7 +423,8 @@ def _is_since_start(found: list[Report]) -> bool:
     """Whether times are those since the start of a run, by their name or as the numbers grow."""
     times, late = [one.time for one in found if one.time is not None], found[len(found) // 2 :]
     work = [(one.time or 0.0) * (one.row.tokens_per_s or 0.0) for one in found]  # of a step
-    if not len(times) == len(found) > FEWEST or 0 < max(work) < _STEADY * min(work):
+    ties = sum(a == b and a % 1 > 0 for a, b in pairwise(times))  # a clock does not stand still
+    if not 2 * ties < len(times) == len(found) > FEWEST or 0 < max(work) < _STEADY * min(work):
         return False
     spans = [(b.number - a.number, (b.time or 0.0) - (a.time or 0.0)) for a, b in pairwise(late)]
     each = [time / steps for steps, time in spans if steps > 0] or [0.0]

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import groupby, pairwise
+from itertools import count, groupby, pairwise
 from math import ceil, floor
 from pathlib import Path
 from statistics import median
@@ -29,6 +29,7 @@ from distprof.ingest.training_logs.grammar import (
     AGAIN,
     FILE,
     NOTES,
+    RATES,
     RUN,
     TYPED,
     USE,
@@ -67,6 +68,9 @@ _ALIKE, _LIKELY = 1.5, 3
 
 _APART, _NAMED_APART, _ASKED_APART, _SHOWN_APART = 1.2, 1.1, 1.5, 1.02
 """Ratio from which two runs differ, those that a text names, a first one asked about, and means."""
+
+_OF = dict(zip(RATES, ("sample", "token", "token on each GPU"), strict=False))
+"""Columns of rates, and what a time is that of if batches differ."""
 
 _ROUND = 10  # Steps that someone chose are a multiple of that.
 _MANY_REPORTS = 1_000
@@ -140,8 +144,7 @@ def _read(source: str, *, keeps_labels: bool) -> TrainingLog:
         with opened(source, keeps_labels=keeps_labels, keeps_ranks=keeps_labels) as stream:
             blocks = Blocks(stream)
             first, _ = read_some(stream, _SMALL)
-            slowest = _slowest_run(source, first) if len(first) < _SMALL else None
-            if slowest is not None:
+            if len(first) < _SMALL and (slowest := _slowest_run(source, first)):
                 return slowest
             stream.seek(0)
             table = ColumnsGrammar()
@@ -222,7 +225,7 @@ def _runs(source: str, text: bytes, part: str = "block") -> Iterator[_Run]:
         own = re.split(r"[.?!] ", said)[-1].strip("#*>-:： \r")
         own = (_parent(text[: block.start()]) if said[:1].isspace() else "") or own
         title = title if title and isinstance(chosen, PhasesGrammar) else own
-        if log is not None and (log.median_step_ns or np.isfinite(log.samples_per_s).any()):
+        if log is not None and any(_times([log])[1]):
             num_steps = chosen.num_steps if isinstance(chosen, BarGrammar) else 0
             yield _Run(title, log, num_steps)
             title = ""
@@ -231,15 +234,22 @@ def _runs(source: str, text: bytes, part: str = "block") -> Iterator[_Run]:
 def _parent(before: bytes) -> str:
     """The item of a list that an indented line below it belongs to; empty without one."""
     lines = reversed(before.decode("utf-8", "replace").split("\n"))
-    outer = (line for line in lines if line[:1].strip(" \t`"))
-    return next(outer, "").strip("#*>-:： \r")
+    return next((line for line in lines if line[:1].strip(" \t`")), "").strip("#*>-:： \r")
 
 
 def _slowest_run(source: str, start: bytes) -> TrainingLog | None:
     """The slowest of several runs in a text; None unless their times differ."""
-    runs = [*_runs(source, start)]
-    if len({run.name for run in runs}) < max(len(runs), 2):  # or the sections are runs
-        runs = [*_runs(source, start, "section")] or runs
+    runs: list[_Run] = []
+    for part in ("block", "section", "prose"):
+        if len({run.name for run in runs}) < max(len(runs), 2):  # or the next ones are runs
+            found = [*_runs(source, start, part)]
+            goes_on = (
+                min(len(a.iteration), len(b.iteration)) < 2  # a bar or a profile of one run
+                if a.origin != b.origin
+                else a.iteration[-1] < b.iteration[0]
+                for a, b in pairwise(run.log for run in found)
+            )
+            runs = runs if part == "prose" and any(goes_on) else found or runs
     runs = [run for run in runs if not run.log.origin.startswith(_PARTS)] or runs
     names = [run.name for run in runs]
     does, units = "times", [f"{run.log.unit}s" for run in runs]
@@ -250,9 +260,13 @@ def _slowest_run(source: str, start: bytes) -> TrainingLog | None:
         if not _are_shares(steps):
             does, units = "has", [f"{n:,} steps" for n in steps]
     if at := next((at for at, unit in enumerate(units) if unit != units[0]), 0):
-        other = f"run {at + 1} {units[at]}"
-        note = f"{RUN}1 in the text {does} {units[0]}, {other}: they cannot be compared."
+        note = NOTES["apart"].format(RUN, does, units[0], at + 1, units[at])
         return replace(runs[0].log, notes=(note, *runs[0].log.notes))
+    last = [int(run.log.iteration[-1]) for run in runs]
+    if len(runs) == 2 and what == "iteration" and 0 <= min(last) <= _FEWEST < max(last) - _ROUND:
+        at = last.index(max(last))
+        note = NOTES["start_only"].format(RUN, at + 1, format_duration(times[at]), 2 - at)
+        return replace(runs[at].log, notes=(note, *runs[at].log.notes))
     are_many = any(run.log.num_restarts and run.log.unit == "epoch" for run in runs)
     if len(runs) < 2 or len({*names}) < len(runs) or not all(times) or are_many:
         return None  # or the program prints the names
@@ -260,13 +274,13 @@ def _slowest_run(source: str, start: bytes) -> TrainingLog | None:
     pairs = [pair if times[pair[0]] > times[pair[1]] else pair[::-1] for pair in pairs]
     pairs.sort(key=lambda pair: times[pair[1]] / times[pair[0]])
     if times[pairs[0][0]] < _NAMED_APART * times[pairs[0][1]]:
-        return None
-    names = [shorten(name, _MAX_NAME) for name in names]
+        note = NOTES["alike"].format(RUN, *map(format_duration, times))
+        log = replace(runs[-1].log, origin="several timed runs", timers={}, notes=(note,))
+        return log if all(run.log.origin == TYPED for run in runs) else None
+    names = [shorten(name, _MAX_NAME).replace(", ", ",\N{NO-BREAK SPACE}") for name in names]
+    each = [*zip(count(1), names, map(format_duration, times), strict=False)]
     note = " ".join(
-        f"{RUN}{slow + 1} in the text (“{names[slow]}”) takes {format_duration(times[slow])} per "
-        f"{what}, {times[slow] / times[fast]:.2f} times as long as run {fast + 1} "
-        f"(“{names[fast]}”)."
-        for slow, fast in pairs
+        NOTES["run"].format(RUN, *each[a], what, times[a] / times[b], *each[b]) for a, b in pairs
     )
     slowest = runs[pairs[0][0]].log
     return replace(slowest, notes=(note, *slowest.notes))
@@ -290,14 +304,14 @@ def _pairs(names: Sequence[str]) -> list[tuple[int, int]]:
 def _times(logs: Sequence[TrainingLog]) -> tuple[str, list[int]]:
     """Time of an iteration or epoch, in ns; of a sample or token if the batches of logs differ."""
     times = [log.median_step_ns or 0 for log in logs]
-    of = "sample" if any(np.isfinite(log.samples_per_s).any() for log in logs) else "token"
-    printed = [getattr(log, f"{of}s_per_s") for log in logs]
+    of = max(_OF, key=lambda of: any((getattr(log, of) > 0).any() for log in logs))
+    printed = [getattr(log, of) for log in logs]
     rates = [float(np.median(each[each > 0])) for each in printed if (each > 0).any()]
     batches = [time * rate for time, rate in zip(times, rates, strict=False)]
     is_alike = max(batches, default=0) < _APART * min(batches, default=0)
     if len(rates) < len(logs) or (all(times) and is_alike):
         return next((log.unit for log in logs), "iteration"), times
-    return of, [round(1e9 / rate) for rate in rates]
+    return _OF[of], [round(1e9 / rate) for rate in rates]
 
 
 def _slowest_start(log: TrainingLog) -> TrainingLog:
@@ -312,7 +326,8 @@ def _slowest_start(log: TrainingLog) -> TrainingLog:
         return log
     parts = [_part(log, a, b) for a, b in pairwise([0, *starts, len(log.iteration)])]
     timed = [one for one in parts if min(len(one.iteration), 1 + len(one.steady_ns)) >= _FEWEST]
-    timed = timed or [one for one in parts if len(one.steady_ns)]
+    if len(timed) <= (len(log.iteration) <= _ROUND):  # or of what someone pasted
+        timed = [one for one in parts if len(one.steady_ns)]
     what, times = _times(timed)
     least = min(times, default=0)
     if not least or max(times) < (_SHOWN_APART if are_whole else _APART) * least:
