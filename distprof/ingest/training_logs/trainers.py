@@ -7,8 +7,10 @@ Progress bars of programs that print no times::
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from statistics import median
@@ -54,6 +56,8 @@ _SEEN_LATE = 2  # If this count is the first one shown twice, the one before was
 _SLOW_START = 2  # Ratio of the first steps to later ones from which they are a warm-up.
 
 _LEAST_HELD, _MOST_HELD = 0.1, 1.1  # Share of a step in the bars that it holds.
+_BESIDE = (b"'eval_runtime'", b"aving ", b"Evaluation *", b"unning validation")  # Signs.
+_DIGIT, _MOST_OFF = re.compile(rb"\d"), 0.05  # Of a label; a time that is the same as another.
 _FAR_LONGER = 10
 """Ratio of a bar with a name to those without a label that it is meant instead of, or torn into."""
 
@@ -82,6 +86,12 @@ class _Bar(msgspec.Struct):
     waits: list[float] = msgspec.field(default_factory=list)  # For input, as shares of the rates.
     loss: float | None = None  # The last one of a bar that shows such waits.
 
+    shown: tuple[bytes, int] = b"", 0  # Label and second, as last printed.
+    clean: tuple[int, int] = 0, 0  # Steps and seconds without evaluations and checkpoints.
+    paused: int = 0  # Seconds of these on its clock, which the seconds above leave out.
+    beside: Counter[str] = msgspec.field(default_factory=Counter)  # What there was until then.
+    pauses: dict[tuple[str, int], float] = msgspec.field(default_factory=dict)  # By kind and step.
+
 
 class BarGrammar(Grammar):
     """The longest-running bar of a training; others are downloads, maps, evaluations."""
@@ -90,7 +100,8 @@ class BarGrammar(Grammar):
     signs: tuple[bytes, ...] = (b"<", *_OTHER_BARS.values())
     _num_rows: int = 0  # of all bars
     _bars: tuple[dict[tuple[bytes, int], _Bar], ...] | None = None  # with a name; without
-    _paused_s: float = 0.0  # evaluations between bars
+    # Evaluations and checkpoints so far: signs of them, and their seconds as printed and by bars.
+    _beside: Counter[str] = msgspec.field(default_factory=Counter)
     _shown: tuple[bytes, int] = b"", 0  # what the last one showed
     _ends: list[tuple[bytes, int]] = msgspec.field(default_factory=list)  # of whole bars
     num_steps: int = 0  # of the bar that is kept, if it is seen at its end
@@ -101,11 +112,12 @@ class BarGrammar(Grammar):
         block = _as_bars(block)
         self._bars = self._bars or ({}, {})
         shown = [match for at in _bars(block) if (match := _PATTERNS["bar"].match(block, at))]
-        if shown and b"'eval_runtime'" in block:
-            start = 0 if any(self._bars) else shown[0].end()
-            pauses = _PATTERNS["evaluation"].findall(block, start, shown[-1].start())
-            self._paused_s += sum(to_float(pause) or 0.0 for pause in pauses)
-        for match in shown:
+        signs = any(map(block.count, _BESIDE)) and _PATTERNS["beside"].finditer(block)
+        for match in sorted((*shown, *(signs or ())), key=re.Match.start):
+            if match.re is _PATTERNS["beside"]:
+                printed = to_float(match["seconds"]) or 0.0
+                self._beside = self._beside + Counter({match.lastgroup or "": 1, "printed": printed})
+                continue
             before, step, total, hours, minutes, seconds, rate, unit = match.groups(b"")
             total = total if total.isdigit() else b"%d" % MAX_COUNT
             name, is_plain, is_of_training, is_of_epochs = _label(before)
@@ -124,11 +136,17 @@ class BarGrammar(Grammar):
             bars, key = self._bars[is_plain], (name or (phase[0] if phase else b""), int(total))
             if key not in bars and len(bars) >= _MAX_BARS:
                 continue
-            bar = bars.setdefault(key, _Bar(*(int(step), second) * 3))
+            start = _Bar(*(int(step), second) * 3, shown=(before, second), beside=self._beside)
+            bar = bars.setdefault(key, start)
+            if _PATTERNS["of_evaluation"].search(before):
+                ended = second * (step == total and self._shown != (before, int(step)))
+                self._beside = self._beside + Counter({"evaluation": 1, "ended": ended})
             if step == total and self._shown != (before, int(step)):
                 name = before.partition(b" [")[0].strip(b": ")
                 self._ends += [(name, second)] * (len(self._ends) < _MAX_RATES)
             self._shown = before, int(step)
+            passed = second
+            second = self._on_clock(bar, int(step), int(total), second, before)
             if int(step) == bar.last_step < int(total) and second > bar.last_second:
                 if len(bar.seen) == _SEEN_LATE:
                     bars[key] = _Bar(*bar.seen[-1] * 3, seen=bar.seen)
@@ -142,10 +160,38 @@ class BarGrammar(Grammar):
             if each and int(step) and len(bar.rates) < _MAX_RATES:
                 half = 0.5 * 10 ** -len(rate.partition(b".")[2]) / each
                 each = each if unit.startswith(b"s/") else 1 / each
-                bar.rates.append((int(step), second, each, half * each))
+                bar.rates.append((int(step), passed, each, half * each))
                 if wait := _PATTERNS["wait"].match(block, match.start()):
                     bar.loss, waited = to_float(wait[1]), to_float(wait[2]) or 0.0
                     bar.waits.append(waited / each / (1000 if wait[3] else 1))
+
+    def _on_clock(self, bar: _Bar, step: int, total: int, second: int, label: bytes) -> int:
+        """The second on a clock that stands still during evaluations and checkpoints."""
+        (was, before), steps, beside = bar.shown, step - bar.last_step, self._beside - bar.beside
+        passed, bar.shown, bar.beside = second - before, (label, second), self._beside
+        evaluated = round(max(beside["printed"], beside["ended"]))
+        if passed < 0 or steps < 0:  # again, from the start
+            bar.paused, found = 0, {"evaluation": evaluated}
+        elif beside and steps == 0:
+            is_same = step < total or (label == was and _DIGIT.search(label))
+            is_same |= abs(passed - evaluated) <= _MOST_OFF * passed
+            found = {max(("evaluation", "save"), key=beside.__getitem__): passed * is_same}
+            bar.paused += passed * is_same
+        elif beside:
+            each = bar.clean[1] / (bar.clean[0] or 1) or (bar.rates[-1][2] if bar.rates else 0.0)
+            rest = round(passed - steps * each) if each else 0
+            rest *= rest > max(_FEWEST_RISING_SECONDS, (_CHANGED - 1) * steps * each)
+            evaluated = evaluated if evaluated <= passed else 0
+            evaluated = evaluated or rest * (beside["save"] < beside["evaluation"])
+            found = {"evaluation": evaluated, "save": max(rest - evaluated, 0) * (beside["save"] > 0)}
+            bar.paused += sum(found.values())
+        else:
+            bar.clean, found = (bar.clean[0] + steps, bar.clean[1] + passed), {}
+        for kind, seconds in found.items():
+            if seconds > 0 and len(bar.pauses) < _MAX_RATES:
+                at = kind, bar.before + bar.last_step
+                bar.pauses[at] = bar.pauses.get(at, 0) + seconds
+        return second - bar.paused
 
     def _follow(self, bar: _Bar, step: int, second: int, total: int) -> None:
         is_again = step < bar.last_step == total or step < bar.step
@@ -213,12 +259,14 @@ class BarGrammar(Grammar):
             evaluations += [b for b in others if 0 <= num - len(b.seen) < 2 <= len(b.seen)]
             each = [_seconds(bar) + bar.seen[0][1] for bar in (*evaluations, longest)]
             share = sum(each[:-1]) / (sum(each) or 1)
-            if longest not in evaluations and share >= LEAST_EVALUATION and not phases:
-                self.notes.append(NOTES["evaluation"].format(format_ratio(share)))
-            if span and LEAST_EVALUATION * passed < self._paused_s < passed:
-                ns = s_to_ns((passed - self._paused_s) / span)
-                self.rows = [Row(longest.last_step, ns, span)]
-                self.notes.append(NOTES["evaluation"].format(format_ratio(self._paused_s / passed)))
+            beside = _beside(longest, self.rows)
+            is_known = longest in evaluations or phases or "evaluation" in beside
+            beside |= {} if is_known else {"evaluation": share}
+            self.notes += (
+                NOTES[kind].format(format_ratio(share))
+                for kind, share in sorted(beside.items(), key=lambda one: one[1])
+                if share >= LEAST_EVALUATION
+            )
             self.add_seconds(phases)
             if longest.waits and max(longest.waits) <= _MOST_HELD:  # else since the start
                 share, waits = (
@@ -320,6 +368,18 @@ def _bars(block: bytes) -> list[int]:
 
 def _seconds(bar: _Bar) -> int:
     return bar.last_second - bar.first_second
+
+
+def _beside(bar: _Bar, rows: Sequence[Row]) -> dict[str, float]:
+    """Share of the training in evaluations and checkpoints, which recur or are seen once."""
+    seconds = dict[str, float]()
+    for kind in {kind for kind, _ in bar.pauses}:
+        at = [number for one, number in bar.pauses if one == kind]
+        every = (at[-1] - at[0]) / max(len(at) - 1, 1) or at[0]
+        if every > 0:
+            seconds[kind] = sum(bar.pauses[kind, n] for n in at) / len(at) / every
+    usual = median(row.duration_ns or 0 for row in rows) / 1e9 if rows else math.inf
+    return {kind: each / (sum(seconds.values()) + usual) for kind, each in seconds.items()}
 
 
 def _whole(bar: _Bar, least: int = _MIN_SPAN) -> list[Row]:
