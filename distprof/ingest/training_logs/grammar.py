@@ -106,6 +106,8 @@ class Grammar(msgspec.Struct):
     is_of_slowest_ranks: bool = False  # Whether each timer shows the slowest rank in that timer.
     unprinted_ns: int | None = None  # Time per iteration that printed iterations do not have.
     notes: list[str] = msgspec.field(default_factory=list)  # Assumptions.
+    # Seconds of evaluations and checkpoints, by kind and the iteration after which they come.
+    pauses: dict[tuple[str, int], float] = msgspec.field(default_factory=dict)
 
     def take(self, block: bytes) -> None:
         """Read a block of whole lines that contains a sign."""
@@ -135,6 +137,25 @@ class Grammar(msgspec.Struct):
         if timers:
             found = {name: s_to_ns(seconds) for name, seconds in timers.items()}
             self.add_timers({name: ns for name, ns in found.items() if ns is not None})
+
+    def note_pauses(self, every: float = 0.0, waited: float = 0.0) -> bool:
+        """Note long evaluations and checkpoints; one kind may recur after as many iterations.
+
+        ``waited`` is the share of evaluations that waits for input.
+        """
+        seconds = dict[str, float]()
+        for kind in {kind for kind, _ in self.pauses}:
+            at = [number for one, number in self.pauses if one == kind]
+            period = (at[-1] - at[0]) / max(len(at) - 1, 1) or every or at[0]
+            each = sum(self.pauses[kind, number] for number in at) / len(at)
+            seconds |= {kind: each / period} if period > 0 else {}
+        usual = median([row.duration_ns for row in self.rows if row.duration_ns] or [math.inf])
+        for kind in sorted(seconds, key=seconds.__getitem__):
+            share = seconds[kind] / (sum(seconds.values()) + usual / NS_PER_S)
+            text = NOTES["evaluation_waits" if kind == "evaluation" and waited >= 0.5 else kind]
+            noted = text.format(format_ratio(share), format_ratio(waited))
+            self.notes += [noted] * (share >= LEAST_EVALUATION)
+        return "evaluation" in seconds
 
     def _add_timer(self, values: TimerValues, index: int, ns: int) -> None:
         """Add a value; of several of one report, the last one counts."""

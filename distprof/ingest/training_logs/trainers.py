@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from statistics import median
@@ -173,20 +172,21 @@ class BarGrammar(Grammar):
         if passed < 0 or steps < 0:  # again, from the start
             bar.paused, found = 0, {"evaluation": evaluated}
         elif beside and steps == 0:
-            is_same = step < total or (label == was and _DIGIT.search(label))
-            is_same |= abs(passed - evaluated) <= _MOST_OFF * passed
+            is_same = step < total or abs(passed - evaluated) <= _MOST_OFF * passed
+            is_same |= label == was and _DIGIT.search(label) is not None  # an epoch's
             found = {max(("evaluation", "save"), key=beside.__getitem__): passed * is_same}
             bar.paused += passed * is_same
         elif beside:
-            each = bar.clean[1] / (bar.clean[0] or 1) or (bar.rates[-1][2] if bar.rates else 0.0)
-            rest = round(passed - steps * each) if each else 0
+            each = bar.clean[1] / bar.clean[0] if bar.clean[0] else math.inf
+            rest = round(max(passed - steps * each, 0))
             rest *= rest > max(_FEWEST_RISING_SECONDS, (_CHANGED - 1) * steps * each)
             evaluated = evaluated if evaluated <= passed else 0
             evaluated = evaluated or rest * (beside["save"] < beside["evaluation"])
             found = {"evaluation": evaluated, "save": max(rest - evaluated, 0) * (beside["save"] > 0)}
             bar.paused += sum(found.values())
         else:
-            bar.clean, found = (bar.clean[0] + steps, bar.clean[1] + passed), {}
+            of, seconds = bar.clean if bar.clean[1] < _MIN_SECONDS else (0, 0)
+            bar.clean, found = (of + steps, seconds + passed), {}
         for kind, seconds in found.items():
             if seconds > 0 and len(bar.pauses) < _MAX_RATES:
                 at = kind, bar.before + bar.last_step
@@ -259,14 +259,10 @@ class BarGrammar(Grammar):
             evaluations += [b for b in others if 0 <= num - len(b.seen) < 2 <= len(b.seen)]
             each = [_seconds(bar) + bar.seen[0][1] for bar in (*evaluations, longest)]
             share = sum(each[:-1]) / (sum(each) or 1)
-            beside = _beside(longest, self.rows)
-            is_known = longest in evaluations or phases or "evaluation" in beside
-            beside |= {} if is_known else {"evaluation": share}
-            self.notes += (
-                NOTES[kind].format(format_ratio(share))
-                for kind, share in sorted(beside.items(), key=lambda one: one[1])
-                if share >= LEAST_EVALUATION
-            )
+            self.pauses = longest.pauses
+            is_known = self.note_pauses() or longest in evaluations or bool(phases)
+            if share >= LEAST_EVALUATION and not is_known:
+                self.notes.append(NOTES["evaluation"].format(format_ratio(share)))
             self.add_seconds(phases)
             if longest.waits and max(longest.waits) <= _MOST_HELD:  # else since the start
                 share, waits = (
@@ -368,18 +364,6 @@ def _bars(block: bytes) -> list[int]:
 
 def _seconds(bar: _Bar) -> int:
     return bar.last_second - bar.first_second
-
-
-def _beside(bar: _Bar, rows: Sequence[Row]) -> dict[str, float]:
-    """Share of the training in evaluations and checkpoints, which recur or are seen once."""
-    seconds = dict[str, float]()
-    for kind in {kind for kind, _ in bar.pauses}:
-        at = [number for one, number in bar.pauses if one == kind]
-        every = (at[-1] - at[0]) / max(len(at) - 1, 1) or at[0]
-        if every > 0:
-            seconds[kind] = sum(bar.pauses[kind, n] for n in at) / len(at) / every
-    usual = median(row.duration_ns or 0 for row in rows) / 1e9 if rows else math.inf
-    return {kind: each / (sum(seconds.values()) + usual) for kind, each in seconds.items()}
 
 
 def _whole(bar: _Bar, least: int = _MIN_SPAN) -> list[Row]:
