@@ -174,7 +174,8 @@ class BarGrammar(Grammar):
         elif beside and steps == 0:
             is_same = step < total or abs(passed - evaluated) <= _MOST_OFF * passed
             is_same |= label == was and _DIGIT.search(label) is not None  # an epoch's
-            found = {max(("evaluation", "save"), key=beside.__getitem__): passed * is_same}
+            kind = max(("evaluation", "save"), key=beside.__getitem__)
+            found = {kind: passed} if is_same else {"evaluation": evaluated}
             bar.paused += passed * is_same
         elif beside:
             each = bar.clean[1] / bar.clean[0] if bar.clean[0] else math.inf
@@ -253,16 +254,14 @@ class BarGrammar(Grammar):
             if len(bars) > 1 and not any(b.is_of_training or b.is_of_epochs for b in bars.values()):
                 self.name = "the progress bar that ran longest"
                 self.notes.append(NOTES["unnamed_bars"].format(len(bars)))
-            evaluations = [b for (n, _), b in named.items() if _PATTERNS["of_evaluation"].search(n)]
-            others = [b for b in bars.values() if longest.is_of_training > b.is_of_training]
-            num = len(longest.seen)
-            evaluations += [b for b in others if 0 <= num - len(b.seen) < 2 <= len(b.seen)]
-            each = [_seconds(bar) + bar.seen[0][1] for bar in (*evaluations, longest)]
-            share = sum(each[:-1]) / (sum(each) or 1)
-            self.pauses = longest.pauses
-            is_known = self.note_pauses() or longest in evaluations or bool(phases)
-            if share >= LEAST_EVALUATION and not is_known:
-                self.notes.append(NOTES["evaluation"].format(format_ratio(share)))
+            self._on_clock(longest, 0, 0, -1, b"")  # an evaluation behind it
+            others = (one for one in bars.items() if longest.is_of_training > one[1].is_of_training)
+            num, at = len(longest.seen), longest.before + longest.last_step
+            ends = [(n, b.seen) for (_, n), b in others if 0 <= num - len(b.seen) < 2 <= len(b.seen)]
+            tested = sum(second for n, seen in ends for step, second in seen if step == n)
+            tests = {("evaluation", at): tested} if tested else {}
+            self.pauses = {} if phases else longest.pauses or tests
+            self.note_pauses()
             self.add_seconds(phases)
             if longest.waits and max(longest.waits) <= _MOST_HELD:  # else since the start
                 share, waits = (
