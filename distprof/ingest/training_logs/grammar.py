@@ -138,24 +138,29 @@ class Grammar(msgspec.Struct):
             found = {name: s_to_ns(seconds) for name, seconds in timers.items()}
             self.add_timers({name: ns for name, ns in found.items() if ns is not None})
 
-    def note_pauses(self, every: float = 0.0, waited: float = 0.0) -> bool:
-        """Note long evaluations and checkpoints; one kind may recur after as many iterations.
+    def note_pauses(self, every: float = 0.0, waited: float = 0.0) -> None:
+        """Note long evaluations and checkpoints; ``every``: iterations in an epoch, if known.
 
         ``waited`` is the share of evaluations that waits for input.
         """
-        seconds = dict[str, float]()
+        times = [row.duration_ns for row in self.rows if row.duration_ns]
+        usual = median(times or [ns for *_, ns in _ticks(self.rows)] or [math.inf])
+        found = []
         for kind in {kind for kind, _ in self.pauses}:
             at = [number for one, number in self.pauses if one == kind]
             period = (at[-1] - at[0]) / max(len(at) - 1, 1) or every or at[0]
             each = sum(self.pauses[kind, number] for number in at) / len(at)
-            seconds |= {kind: each / period} if period > 0 else {}
-        usual = median([row.duration_ns for row in self.rows if row.duration_ns] or [math.inf])
-        for kind in sorted(seconds, key=seconds.__getitem__):
-            share = seconds[kind] / (sum(seconds.values()) + usual / NS_PER_S)
-            text = NOTES["evaluation_waits" if kind == "evaluation" and waited >= 0.5 else kind]
-            noted = text.format(format_ratio(share), format_ratio(waited))
-            self.notes += [noted] * (share >= LEAST_EVALUATION)
-        return "evaluation" in seconds
+            found += [(each / period, each, kind, len(at) == 1 and every)] if period > 0 else []
+        whole = sum(one[0] for one in found) + usual / NS_PER_S
+        for share, each, kind, is_once in sorted(found):
+            kind += "_once" if is_once else ""
+            kind += "_waits" if kind.startswith("evaluation") and waited > _MOSTLY else ""
+            took = (
+                format_duration(s_to_ns(each)),
+                format_duration(s_to_ns(every * usual / NS_PER_S)),
+            )
+            noted = NOTES[kind].format(format_ratio(share / whole), format_ratio(waited), *took)
+            self.notes += [noted] * (share >= LEAST_EVALUATION * whole)
 
     def _add_timer(self, values: TimerValues, index: int, ns: int) -> None:
         """Add a value; of several of one report, the last one counts."""
@@ -245,6 +250,7 @@ def _moment_s(*parts: bytes | None) -> float | None:
     return (moment - datetime(1970, 1, 1)).total_seconds()
 
 
+_MOSTLY = 0.5  # Share of an evaluation from which it waits for input most of the time
 LEAST_EVALUATION = 0.1  # Share of the training from which evaluations are named
 IMPOSSIBLE = 1.5  # Ratio of a printed time to all time since the last report: it is wrong
 _TINY = 0.05  # Share of the peak below which batches or waits matter more than kernels

@@ -47,7 +47,7 @@ _MAX_LINE, _MAX_START = 8_000, 200
 _FEWEST_PARTS = 3
 _MOST_ERROR = 0.05  # of a mean that follows from others
 _SAME = 0.001  # of a mean that is printed
-_MANY = 4
+_MANY, _FAR = 4, 1.5  # Ratio of a time that holds something else than iterations
 _ALIKE, _LONG_WAIT = 0.7, 0.1  # Ratio of a wait to what causes it, and share of an iteration
 _LEAST_OF_SECONDS = 10_000  # ms, of which a whole second is no large part
 _LEAST_OF_HOURS = 7_200.0  # ms between elapsed hours, whose four decimals are right to 5 % of it
@@ -96,6 +96,7 @@ class Wording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     worth: int = 2  # Of several kinds of reports of a program, those that are worth most are used.
     breaks: bool = False  # Whether the time until the next report is not that of its iterations.
     is_of_slowest: bool = False  # Whether each timer shows the slowest rank in that timer.
+    pause: str = ""  # What it times instead of iterations: evaluation, save or hooks.
     note: str = ""  # What a reader must know about the times.
     note_of_whole: str = ""  # The same if `whole` makes the reports.
 
@@ -141,6 +142,11 @@ class ReportGrammar(Grammar):
     _paused_s: float = 0.0  # evaluations so far
     _evaluated_s: float = 0.0  # of all trainings, with that of each
     _trained_s: float = 0.0
+    # Seconds of each kind of pause before the report of an index; 0 if they are not printed.
+    _beside: dict[tuple[str, int], float] = msgspec.field(default_factory=dict)
+    _waited: float = 0.0  # Share of the last evaluation that waited for input
+    _stood_s: float = 0.0  # all that the times of lines leave out
+    _of: float = 0.0  # iterations in an epoch
     _whole_s: float = 0.0  # of the last report
     _last_epoch: float | None = None  # in the report of a whole training, until the next one
     _early: Mapping[str, int] = msgspec.field(default_factory=dict)  # of a report that is cut off
@@ -159,6 +165,8 @@ class ReportGrammar(Grammar):
                 is_often = is_new and sum(facts.values()) > max(_MANY, len(self.rows) / 10)
                 self.notes += [wording.note] if is_often and wording.note not in self.notes else []
             self.facts |= facts
+        elif wording.pause and wording.worth < max(self._worth, 1):
+            self._take_pause(wording, record, line)
         elif wording.breaks:
             self._before = None
         elif wording.phases:
@@ -181,7 +189,7 @@ class ReportGrammar(Grammar):
         self._worth = 0
         if self.rows:
             self.num_timer_lines = 0
-            for kept in (self.rows, self.timers, self.notes, self._means):
+            for kept in (self.rows, self.timers, self.notes, self._means, self._beside):
                 kept.clear()
 
     def _take_phases(self, wording: Wording, timers: Mapping[str, int], rank: int | None) -> None:
@@ -222,11 +230,40 @@ class ReportGrammar(Grammar):
             self.notes.append(NOTES["few_parts"])
         if self._evaluated_s and (share := self._evaluated_s / self._trained_s) >= LEAST_EVALUATION:
             self.notes.append(NOTES["evaluation"].format(format_ratio(share)))
+        self._set_apart()
         batch = self.facts.get("global_batch_size")
         if self.rates and batch and not self.rows:
             for rate in self.rates:
                 self.add(Row(iteration=None, duration_ns=s_to_ns(batch / rate), samples_per_s=rate))
             self.notes.append(NOTES["of_a_batch"])
+
+    def _take_pause(self, wording: Wording, record: bytes, line: re.Match[bytes]) -> None:
+        """Keep an evaluation or a checkpoint: its time, or that of all if each of its batches."""
+        values = _all_values(wording, record, line)
+        if values.get("iteration") != 0.0 and len(self._beside) < _MAX_RATES:
+            seconds = values.get("whole_s", 0.0) or values.get("s", 0.0) * values.get("of", 0.0)
+            self._beside[wording.pause, len(self.rows)] = seconds
+            waited = sum(_values(wording.timers, record).values())
+            self._waited = waited / values["s"] if waited and values.get("s") else self._waited
+
+    def _set_apart(self) -> None:
+        """Take evaluations and checkpoints from the iterations that hold them, and note them."""
+        usual = median([row.duration_ns for row in self.rows if row.duration_ns] or [math.inf])
+        first, last = (self.rows[at].iteration or 0 if self.rows else 0 for at in (0, -1))
+        for (kind, at), seconds in self._beside.items() if self.rows else ():
+            row, number = (
+                self.rows[min(at, len(self.rows) - 1)],
+                self.rows[max(at - 1, 0)].iteration,
+            )
+            ns, span = row.duration_ns or 0, row.span or 1
+            excess = (ns - usual) * span / NS_PER_S if at < len(self.rows) else 0.0
+            if seconds < 2 * excess and ns > _FAR * usual:  # it is in that report
+                seconds, number = seconds or excess, row.iteration if not seconds else number
+                less = max(ns - seconds / span * NS_PER_S, usual)
+                self.rows[at] = row._replace(duration_ns=round(less))
+            if seconds and number is not None and (kind != "hooks" or not self.pauses):
+                self.pauses[kind, number] = seconds
+        self.note_pauses(self._of and max(self._of, last - first), self._waited)
 
     def _separate(self) -> None:
         """Use means between reports instead of single iterations, if others are between."""
@@ -275,8 +312,7 @@ class ReportGrammar(Grammar):
             self.unprinted_ns = round(mean - median(single))
 
     def _take_report(self, wording: Wording, record: bytes, line: re.Match[bytes]) -> None:
-        named = ((name, _value(text)) for name, text in line.groupdict().items())
-        values = _values(wording.fields, record) | {k: v for k, v in named if v is not None}
+        values = _all_values(wording, record, line)
         if "pause_s" in values:
             if values.get("epoch", -1.0) != self._last_epoch:  # during a training, not after it
                 self._paused_s, self._last_epoch = self._paused_s + values["pause_s"], None
@@ -299,6 +335,7 @@ class ReportGrammar(Grammar):
         was = self._before[1] if self._before else 0.0
         is_restart = values.get("elapsed_s", was) * 1e3 < was  # its clock starts again
         number, ns, span = self._timed(wording, values)
+        self._of = values.get("of", 0.0)
         start = line[0][: 0 if is_restart else _MAX_LINE if wording.stamped else _MAX_START]
         of_bar = values.get("elapsed_s") if "s" in values else None
         stamp = stamp_s(start) or of_bar  # not of a restart: what passed before it is no pause
@@ -322,6 +359,11 @@ class ReportGrammar(Grammar):
             self.notes.append(wording.note)
         self._is_rate_alone = ns is None and self._is_rate_alone is None
         self._whole_s, self._last_epoch = values.get("whole_s", 0.0), values.get("epoch")
+        stood = sum(s for (_, at), s in [*self._beside.items()][-3:] if at == len(self.rows))
+        if stamp is not None:
+            was_s = last.at_s if last and last.at_s is not None else math.inf
+            self._stood_s += stood if stood <= stamp - self._stood_s - was_s else 0.0
+            stamp -= self._stood_s
         self.add(Row._make((number, ns, span, *map(values.get, RATES), rank, stamp)))
         self.num_not_finite += has_lost(record)
         if "s" in (means := _values(wording.means, record)):
@@ -517,6 +559,12 @@ def _values(patterns: Mapping[str, str], record: bytes) -> dict[str, float]:
         if value or (value is not None and name not in RATES[:4]):
             found[name] = value
     return found
+
+
+def _all_values(wording: Wording, record: bytes, line: re.Match[bytes]) -> dict[str, float]:
+    """The fields of a record, and the groups of its line."""
+    named = ((name, _value(text)) for name, text in line.groupdict().items())
+    return _values(wording.fields, record) | {k: v for k, v in named if v is not None}
 
 
 def _value(text: bytes | None) -> float | None:

@@ -57,6 +57,7 @@ _SLOW_START = 2  # Ratio of the first steps to later ones from which they are a 
 _LEAST_HELD, _MOST_HELD = 0.1, 1.1  # Share of a step in the bars that it holds.
 _BESIDE = (b"'eval_runtime'", b"aving ", b"Evaluation *", b"unning validation")  # Signs.
 _DIGIT, _MOST_OFF = re.compile(rb"\d"), 0.05  # Of a label; a time that is the same as another.
+_AS_SLOW = 0.7  # Ratio of the time of steps to that of those before, with a checkpoint among them.
 _FAR_LONGER = 10
 """Ratio of a bar with a name to those without a label that it is meant instead of, or torn into."""
 
@@ -88,8 +89,10 @@ class _Bar(msgspec.Struct):
     shown: tuple[bytes, int] = b"", 0  # Label and second, as last printed.
     clean: tuple[int, int] = 0, 0  # Steps and seconds without evaluations and checkpoints.
     paused: int = 0  # Seconds of these on its clock, which the seconds above leave out.
+    stood: int = 0  # All of them.
+    suspect: tuple[float, int] = 0.0, 0  # Time per step with a checkpoint, and the step before it.
     beside: Counter[str] = msgspec.field(default_factory=Counter)  # What there was until then.
-    pauses: dict[tuple[str, int], float] = msgspec.field(default_factory=dict)  # By kind and step.
+    pauses: dict[tuple[str, int], int] = msgspec.field(default_factory=dict)  # By kind and step.
 
 
 class BarGrammar(Grammar):
@@ -115,7 +118,9 @@ class BarGrammar(Grammar):
         for match in sorted((*shown, *(signs or ())), key=re.Match.start):
             if match.re is _PATTERNS["beside"]:
                 printed = to_float(match["seconds"]) or 0.0
-                self._beside = self._beside + Counter({match.lastgroup or "": 1, "printed": printed})
+                self._beside = self._beside + Counter(
+                    {match.lastgroup or "": 1, "printed": printed}
+                )
                 continue
             before, step, total, hours, minutes, seconds, rate, unit = match.groups(b"")
             total = total if total.isdigit() else b"%d" % MAX_COUNT
@@ -148,7 +153,8 @@ class BarGrammar(Grammar):
             second = self._on_clock(bar, int(step), int(total), second, before)
             if int(step) == bar.last_step < int(total) and second > bar.last_second:
                 if len(bar.seen) == _SEEN_LATE:
-                    bars[key] = _Bar(*bar.seen[-1] * 3, seen=bar.seen)
+                    bars[key] = _Bar(*bar.seen[-1] * 3, seen=bar.seen, shown=bar.shown)
+                    bars[key].beside = bar.beside
                 continue  # what it shows next to the steps is new: the time is that of the next one
             self._follow(bar, int(step), second, int(total))
             bar.seen += [(int(step), second)] * (len(bar.seen) < _MAX_RATES)
@@ -169,7 +175,12 @@ class BarGrammar(Grammar):
         (was, before), steps, beside = bar.shown, step - bar.last_step, self._beside - bar.beside
         passed, bar.shown, bar.beside = second - before, (label, second), self._beside
         evaluated = round(max(beside["printed"], beside["ended"]))
-        if passed < 0 or steps < 0:  # again, from the start
+        found, is_again, at = (
+            dict[str, int](),
+            step < bar.last_step == total,
+            bar.before + bar.last_step,
+        )
+        if is_again or passed < -_FEWEST_RISING_SECONDS:  # not that of another rank
             bar.paused, found = 0, {"evaluation": evaluated}
         elif beside and steps == 0:
             is_same = step < total or abs(passed - evaluated) <= _MOST_OFF * passed
@@ -177,21 +188,29 @@ class BarGrammar(Grammar):
             kind = max(("evaluation", "save"), key=beside.__getitem__)
             found = {kind: passed} if is_same else {"evaluation": evaluated}
             bar.paused += passed * is_same
-        elif beside:
+            bar.before += step * (passed == 0 and not is_same)  # of an epoch that took as long
+        elif beside and steps > 0:
             each = bar.clean[1] / bar.clean[0] if bar.clean[0] else math.inf
             rest = round(max(passed - steps * each, 0))
             rest *= rest > max(_FEWEST_RISING_SECONDS, (_CHANGED - 1) * steps * each)
             evaluated = evaluated if evaluated <= passed else 0
             evaluated = evaluated or rest * (beside["save"] < beside["evaluation"])
-            found = {"evaluation": evaluated, "save": max(rest - evaluated, 0) * (beside["save"] > 0)}
+            found = {
+                "evaluation": evaluated,
+                "save": max(rest - evaluated, 0) * (beside["save"] > 0),
+            }
             bar.paused += sum(found.values())
-        else:
+            bar.suspect = passed / steps * (rest > evaluated), at
+        elif steps > 0:
             of, seconds = bar.clean if bar.clean[1] < _MIN_SECONDS else (0, 0)
-            bar.clean, found = (of + steps, seconds + passed), {}
+            bar.clean = of + steps, seconds + passed
+            if passed > _AS_SLOW * steps * bar.suspect[0] > 0:  # it became slower there
+                bar.paused -= bar.pauses.pop(("save", bar.suspect[1]), 0)
+            bar.suspect = 0.0, 0
         for kind, seconds in found.items():
             if seconds > 0 and len(bar.pauses) < _MAX_RATES:
-                at = kind, bar.before + bar.last_step
-                bar.pauses[at] = bar.pauses.get(at, 0) + seconds
+                bar.pauses[kind, at] = bar.pauses.get((kind, at), 0) + seconds
+                bar.stood += seconds * (bar.paused > 0)
         return second - bar.paused
 
     def _follow(self, bar: _Bar, step: int, second: int, total: int) -> None:
@@ -227,7 +246,7 @@ class BarGrammar(Grammar):
             if len(again) > 1 and not any(bar.is_of_training for bar in bars.values()):
                 again[0].is_of_training = True  # each epoch trains, then tests
             known = [bar for bar in bars.values() if bar.is_of_training] or [*bars.values()]
-            longest = max(known, key=lambda bar: (_seconds(bar), bar.last_second))
+            longest = max(known, key=lambda bar: (_seconds(bar) + bar.stood, bar.last_second))
             inner = [bar for bar in bars.values() if bar.rows and not bar.is_of_epochs]
             if longest.is_of_epochs and inner:
                 longest = max(inner, key=lambda bar: len(bar.rows))
@@ -257,7 +276,9 @@ class BarGrammar(Grammar):
             self._on_clock(longest, 0, 0, -1, b"")  # an evaluation behind it
             others = (one for one in bars.items() if longest.is_of_training > one[1].is_of_training)
             num, at = len(longest.seen), longest.before + longest.last_step
-            ends = [(n, b.seen) for (_, n), b in others if 0 <= num - len(b.seen) < 2 <= len(b.seen)]
+            ends = [
+                (n, b.seen) for (_, n), b in others if 0 <= num - len(b.seen) < 2 <= len(b.seen)
+            ]
             tested = sum(second for n, seen in ends for step, second in seen if step == n)
             tests = {("evaluation", at): tested} if tested else {}
             self.pauses = {} if phases else longest.pauses or tests
