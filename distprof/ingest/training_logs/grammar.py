@@ -155,10 +155,7 @@ class Grammar(msgspec.Struct):
         for share, each, kind, is_once in sorted(found):
             kind += "_once" if is_once else ""
             kind += "_waits" if kind.startswith("evaluation") and waited > _MOSTLY else ""
-            took = (
-                format_duration(s_to_ns(each)),
-                format_duration(s_to_ns(every * usual / NS_PER_S)),
-            )
+            took = format_duration(each * NS_PER_S), format_duration(every * usual)
             noted = NOTES[kind].format(format_ratio(share / whole), format_ratio(waited), *took)
             self.notes += [noted] * (share >= LEAST_EVALUATION * whole)
 

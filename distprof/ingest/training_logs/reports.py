@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
@@ -15,6 +16,7 @@ from statistics import median
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from distprof.bounds import table_beside
 from distprof.ingest.output.expressions import Signs
@@ -32,6 +34,7 @@ from distprof.ingest.training_logs.grammar import (
     clock_s,
     has_lost,
     line_around,
+    near,
     rank_in,
     s_to_ns,
     slow_rank,
@@ -248,21 +251,22 @@ class ReportGrammar(Grammar):
 
     def _set_apart(self) -> None:
         """Take evaluations and checkpoints from the iterations that hold them, and note them."""
-        usual = median([row.duration_ns for row in self.rows if row.duration_ns] or [math.inf])
-        first, last = (self.rows[at].iteration or 0 if self.rows else 0 for at in (0, -1))
-        for (kind, at), seconds in self._beside.items() if self.rows else ():
-            row, number = (
-                self.rows[min(at, len(self.rows) - 1)],
-                self.rows[max(at - 1, 0)].iteration,
-            )
+        behind = {at for _, at in self._beside}
+        plain = [at for at, row in enumerate(self.rows) if row.duration_ns and at not in behind]
+        usual = near(np.array([self.rows[at].duration_ns for at in plain] or [0]))
+        for (kind, at), printed in self._beside.items() if self.rows else ():
+            row, seconds = self.rows[min(at, len(self.rows) - 1)], printed
             ns, span = row.duration_ns or 0, row.span or 1
-            excess = (ns - usual) * span / NS_PER_S if at < len(self.rows) else 0.0
-            if seconds < 2 * excess and ns > _FAR * usual:  # it is in that report
-                seconds, number = seconds or excess, row.iteration if not seconds else number
-                less = max(ns - seconds / span * NS_PER_S, usual)
+            each = float(usual[min(bisect_left(plain, at), len(usual) - 1)])
+            excess = (ns - each) * span / NS_PER_S * (at < len(self.rows))
+            if printed < 2 * excess and ns > _FAR * each and (printed or len(behind) > 1):
+                seconds = printed or excess  # it is in that report
+                less = max(ns - seconds / span * NS_PER_S, each)
                 self.rows[at] = row._replace(duration_ns=round(less))
+            number = (self.rows[max(at - 1, 0)] if printed else row).iteration
             if seconds and number is not None and (kind != "hooks" or not self.pauses):
                 self.pauses[kind, number] = seconds
+        first, last = (self.rows[at].iteration or 0 if self.rows else 0 for at in (0, -1))
         self.note_pauses(self._of and max(self._of, last - first), self._waited)
 
     def _separate(self) -> None:

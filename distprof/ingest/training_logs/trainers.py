@@ -19,7 +19,6 @@ import numpy as np
 
 from distprof.escape import plain
 from distprof.ingest.training_logs.grammar import (
-    LEAST_EVALUATION,
     MAX_COUNT,
     NOTES,
     Grammar,
@@ -90,7 +89,7 @@ class _Bar(msgspec.Struct):
     clean: tuple[int, int] = 0, 0  # Steps and seconds without evaluations and checkpoints.
     paused: int = 0  # Seconds of these on its clock, which the seconds above leave out.
     stood: int = 0  # All of them.
-    suspect: tuple[float, int] = 0.0, 0  # Time per step with a checkpoint, and the step before it.
+    suspect: float = 0.0  # Time per step where a pause is what is above the usual time.
     beside: Counter[str] = msgspec.field(default_factory=Counter)  # What there was until then.
     pauses: dict[tuple[str, int], int] = msgspec.field(default_factory=dict)  # By kind and step.
 
@@ -118,9 +117,8 @@ class BarGrammar(Grammar):
         for match in sorted((*shown, *(signs or ())), key=re.Match.start):
             if match.re is _PATTERNS["beside"]:
                 printed = to_float(match["seconds"]) or 0.0
-                self._beside = self._beside + Counter(
-                    {match.lastgroup or "": 1, "printed": printed}
-                )
+                what = {match.lastgroup or "": 1, "printed": printed}
+                self._beside = self._beside + Counter(what)
                 continue
             before, step, total, hours, minutes, seconds, rate, unit = match.groups(b"")
             total = total if total.isdigit() else b"%d" % MAX_COUNT
@@ -174,43 +172,36 @@ class BarGrammar(Grammar):
         """The second on a clock that stands still during evaluations and checkpoints."""
         (was, before), steps, beside = bar.shown, step - bar.last_step, self._beside - bar.beside
         passed, bar.shown, bar.beside = second - before, (label, second), self._beside
-        evaluated = round(max(beside["printed"], beside["ended"]))
-        found, is_again, at = (
-            dict[str, int](),
-            step < bar.last_step == total,
-            bar.before + bar.last_step,
-        )
-        if is_again or passed < -_FEWEST_RISING_SECONDS:  # not that of another rank
+        evaluated, found = round(max(beside["printed"], beside["ended"])), dict[str, int]()
+        kind = "save" if beside["save"] > beside["evaluation"] else "evaluation"
+        at, inside = bar.before + bar.last_step, 0  # seconds on its clock
+        suspect, bar.suspect = bar.suspect, 0.0
+        if step < bar.last_step == total or passed < -_FEWEST_RISING_SECONDS:  # again, of no rank
             bar.paused, found = 0, {"evaluation": evaluated}
         elif beside and steps == 0:
             is_same = step < total or abs(passed - evaluated) <= _MOST_OFF * passed
             is_same |= label == was and _DIGIT.search(label) is not None  # an epoch's
-            kind = max(("evaluation", "save"), key=beside.__getitem__)
             found = {kind: passed} if is_same else {"evaluation": evaluated}
-            bar.paused += passed * is_same
+            inside = passed * is_same
             bar.before += step * (passed == 0 and not is_same)  # of an epoch that took as long
         elif beside and steps > 0:
             each = bar.clean[1] / bar.clean[0] if bar.clean[0] else math.inf
             rest = round(max(passed - steps * each, 0))
             rest *= rest > max(_FEWEST_RISING_SECONDS, (_CHANGED - 1) * steps * each)
-            evaluated = evaluated if evaluated <= passed else 0
-            evaluated = evaluated or rest * (beside["save"] < beside["evaluation"])
-            found = {
-                "evaluation": evaluated,
-                "save": max(rest - evaluated, 0) * (beside["save"] > 0),
-            }
-            bar.paused += sum(found.values())
-            bar.suspect = passed / steps * (rest > evaluated), at
+            found = {"evaluation": evaluated if evaluated <= passed else 0}
+            rest = max(rest - found["evaluation"], 0) if beside["save"] or not evaluated else 0
+            kind = "save" if beside["save"] and evaluated else kind
+            found[kind] = found.get(kind, 0) + rest
+            inside, bar.suspect = sum(found.values()), passed / steps * (rest > 0)
         elif steps > 0:
             of, seconds = bar.clean if bar.clean[1] < _MIN_SECONDS else (0, 0)
             bar.clean = of + steps, seconds + passed
-            if passed > _AS_SLOW * steps * bar.suspect[0] > 0:  # it became slower there
-                bar.paused -= bar.pauses.pop(("save", bar.suspect[1]), 0)
-            bar.suspect = 0.0, 0
+            if passed > _AS_SLOW * steps * suspect > 0:  # it became slower there
+                inside -= bar.pauses.popitem()[1]
         for kind, seconds in found.items():
             if seconds > 0 and len(bar.pauses) < _MAX_RATES:
                 bar.pauses[kind, at] = bar.pauses.get((kind, at), 0) + seconds
-                bar.stood += seconds * (bar.paused > 0)
+        bar.paused, bar.stood = bar.paused + inside, bar.stood + inside
         return second - bar.paused
 
     def _follow(self, bar: _Bar, step: int, second: int, total: int) -> None:
@@ -274,14 +265,13 @@ class BarGrammar(Grammar):
                 self.name = "the progress bar that ran longest"
                 self.notes.append(NOTES["unnamed_bars"].format(len(bars)))
             self._on_clock(longest, 0, 0, -1, b"")  # an evaluation behind it
-            others = (one for one in bars.items() if longest.is_of_training > one[1].is_of_training)
             num, at = len(longest.seen), longest.before + longest.last_step
-            ends = [
-                (n, b.seen) for (_, n), b in others if 0 <= num - len(b.seen) < 2 <= len(b.seen)
-            ]
-            tested = sum(second for n, seen in ends for step, second in seen if step == n)
-            tests = {("evaluation", at): tested} if tested else {}
-            self.pauses = {} if phases else longest.pauses or tests
+            for (_, total), bar in bars.items() if not longest.pauses else ():
+                is_test = longest.is_of_training > bar.is_of_training
+                if is_test and 0 <= num - len(bar.seen) < 2 <= len(bar.seen):  # behind each epoch
+                    each = (second for step, second in bar.seen if step == total)
+                    longest.pauses["evaluation", at] = sum(each)
+            self.pauses = {} if phases else {**longest.pauses}
             self.note_pauses()
             self.add_seconds(phases)
             if longest.waits and max(longest.waits) <= _MOST_HELD:  # else since the start
