@@ -345,7 +345,7 @@ def _as_bars(block: bytes) -> bytes:
 @lru_cache(256)
 def _label(before: bytes) -> tuple[bytes, bool, bool, bool]:
     """The name of a bar, or none; whether it is that of a training, of iterations, of epochs."""
-    label = before.strip()
+    label = before.strip() if not _PATTERNS["rank_before"].fullmatch(before) else b""
     is_of_training = bool(_PATTERNS["of_training"].search(before.rstrip()))
     is_of_training &= not _PATTERNS["of_evaluation"].search(label)
     is_work = label.endswith(b":") or _PATTERNS["of_preparation"].match(label)
