@@ -364,9 +364,10 @@ class ReportGrammar(Grammar):
         self._is_rate_alone = ns is None and self._is_rate_alone is None
         self._whole_s, self._last_epoch = values.get("whole_s", 0.0), values.get("epoch")
         stood = sum(s for (_, at), s in [*self._beside.items()][-3:] if at == len(self.rows))
+        if stamp is not None and last and last.at_s is not None:
+            gap = stamp - self._stood_s - last.at_s
+            self._stood_s += min(stood, gap) if stood <= IMPOSSIBLE * gap else 0.0
         if stamp is not None:
-            was_s = last.at_s if last and last.at_s is not None else math.inf
-            self._stood_s += stood if stood <= stamp - self._stood_s - was_s else 0.0
             stamp -= self._stood_s
         self.add(Row._make((number, ns, span, *map(values.get, RATES), rank, stamp)))
         self.num_not_finite += has_lost(record)

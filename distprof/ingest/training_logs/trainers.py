@@ -178,6 +178,7 @@ class BarGrammar(Grammar):
         suspect, bar.suspect = bar.suspect, 0.0
         if step < bar.last_step == total or passed < -_FEWEST_RISING_SECONDS:  # again, of no rank
             bar.paused, found = 0, {"evaluation": evaluated}
+            bar.before += step * (steps == 0 and second >= bar.last_second)  # _follow sees others
         elif beside and steps == 0:
             is_same = step < total or abs(passed - evaluated) <= _MOST_OFF * passed
             is_same |= label == was and _DIGIT.search(label) is not None  # an epoch's
