@@ -22,7 +22,6 @@ from distprof.bounds import table_beside
 from distprof.ingest.output.expressions import Signs
 from distprof.ingest.training_logs.grammar import (
     IMPOSSIBLE,
-    LEAST_EVALUATION,
     MAX_COUNT,
     NOTES,
     NUMBER,
@@ -42,7 +41,7 @@ from distprof.ingest.training_logs.grammar import (
     to_float,
     whole_number,
 )
-from distprof.units import NS_PER_S, format_duration, format_ratio
+from distprof.units import NS_PER_S, format_duration
 
 _MULTIPLES = {b"k": 1e3, b"K": 1e3, b"M": 1e6, b"B": 1e9, b"s": 1.0, b"ms": 1e-3, b"us": 1e-6}
 _SUFFIX = re.compile(rb" ?([kKMB]|[mu]?s)(?<=s)?(?:ec(?:ond)?s?)?$")
@@ -143,8 +142,7 @@ class ReportGrammar(Grammar):
     _samples: float = 0.0  # samples at the last report that names them
     _worth: int = 0  # that of the reports
     _paused_s: float = 0.0  # evaluations so far
-    _evaluated_s: float = 0.0  # of all trainings, with that of each
-    _trained_s: float = 0.0
+    _steps: float = 0.0  # of all trainings with evaluations
     # Seconds of each kind of pause before the report of an index; 0 if they are not printed.
     _beside: dict[tuple[str, int], float] = msgspec.field(default_factory=dict)
     _waited: float = 0.0  # Share of the last evaluation that waited for input
@@ -231,8 +229,6 @@ class ReportGrammar(Grammar):
             self.add_timers(self._early)
         if self._worth < _WHOLE and 0 < len(self.rows) < _FEWEST_PARTS:
             self.notes.append(NOTES["few_parts"])
-        if self._evaluated_s and (share := self._evaluated_s / self._trained_s) >= LEAST_EVALUATION:
-            self.notes.append(NOTES["evaluation"].format(format_ratio(share)))
         self._set_apart()
         batch = self.facts.get("global_batch_size")
         if self.rates and batch and not self.rows:
@@ -326,8 +322,8 @@ class ReportGrammar(Grammar):
             values["per_s"] = round(steps) / values["whole_s"]  # more digits than are printed
         if 0 < self._paused_s < values.get("whole_s", 0.0) and "per_s" in values:
             values["per_s"] /= 1 - self._paused_s / values["whole_s"]
-            self._evaluated_s += self._paused_s
-            self._trained_s, self._paused_s = self._trained_s + values["whole_s"], 0.0
+            self._steps += steps
+            self.pauses["evaluation", round(self._steps)], self._paused_s = self._paused_s, 0.0
         last = self.rows[-1] if self.rows else None
         if values.get("rate", 0.0) > 0 and len(self.rates) < _MAX_RATES:
             self.rates.append(values["rate"])

@@ -57,6 +57,7 @@ _LEAST_HELD, _MOST_HELD = 0.1, 1.1  # Share of a step in the bars that it holds.
 _BESIDE = (b"'eval_runtime'", b"aving ", b"Evaluation *", b"unning validation")  # Signs.
 _DIGIT, _MOST_OFF = re.compile(rb"\d"), 0.05  # Of a label; a time that is the same as another.
 _AS_SLOW = 0.7  # Ratio of the time of steps to that of those before, with a checkpoint among them.
+_NOTHING = Counter[str]()
 _FAR_LONGER = 10
 """Ratio of a bar with a name to those without a label that it is meant instead of, or torn into."""
 
@@ -113,8 +114,9 @@ class BarGrammar(Grammar):
         block = _as_bars(block)
         self._bars = self._bars or ({}, {})
         shown = [match for at in _bars(block) if (match := _PATTERNS["bar"].match(block, at))]
-        signs = any(map(block.count, _BESIDE)) and _PATTERNS["beside"].finditer(block)
-        for match in sorted((*shown, *(signs or ())), key=re.Match.start):
+        if shown and any(sign in block for sign in _BESIDE):
+            shown = sorted((*shown, *_PATTERNS["beside"].finditer(block)), key=re.Match.start)
+        for match in shown:
             if match.re is _PATTERNS["beside"]:
                 printed = to_float(match["seconds"]) or 0.0
                 what = {match.lastgroup or "": 1, "printed": printed}
@@ -122,7 +124,7 @@ class BarGrammar(Grammar):
                 continue
             before, step, total, hours, minutes, seconds, rate, unit = match.groups(b"")
             total = total if total.isdigit() else b"%d" % MAX_COUNT
-            name, is_plain, is_of_training, is_of_epochs = _label(before)
+            name, is_plain, is_of_training, is_of_epochs, is_of_evaluation = _label(before)
             epoch = _PATTERNS["epoch_behind"].match(block, match.end())
             is_of_epochs |= b"epoch" in unit or 0 <= int(epoch[1] if epoch else -1) - int(step) < 2
             if _PATTERNS["shows_loss"].match(block, match.start()):
@@ -140,7 +142,7 @@ class BarGrammar(Grammar):
                 continue
             start = _Bar(*(int(step), second) * 3, shown=(before, second), beside=self._beside)
             bar = bars.setdefault(key, start)
-            if _PATTERNS["of_evaluation"].search(before):
+            if is_of_evaluation:
                 ended = second * (step == total and self._shown != (before, int(step)))
                 self._beside = self._beside + Counter({"evaluation": 1, "ended": ended})
             if step == total and self._shown != (before, int(step)):
@@ -170,7 +172,8 @@ class BarGrammar(Grammar):
 
     def _on_clock(self, bar: _Bar, step: int, total: int, second: int, label: bytes) -> int:
         """The second on a clock that stands still during evaluations and checkpoints."""
-        (was, before), steps, beside = bar.shown, step - bar.last_step, self._beside - bar.beside
+        (was, before), steps = bar.shown, step - bar.last_step
+        beside = self._beside - bar.beside if self._beside is not bar.beside else _NOTHING
         passed, bar.shown, bar.beside = second - before, (label, second), self._beside
         evaluated, found = round(max(beside["printed"], beside["ended"])), dict[str, int]()
         kind = "save" if beside["save"] > beside["evaluation"] else "evaluation"
@@ -344,8 +347,8 @@ def _as_bars(block: bytes) -> bytes:
 
 
 @lru_cache(256)
-def _label(before: bytes) -> tuple[bytes, bool, bool, bool]:
-    """The name of a bar, or none; whether it is that of a training, of iterations, of epochs."""
+def _label(before: bytes) -> tuple[bytes, bool, bool, bool, bool]:
+    """The name of a bar, or none; whether it is plain, of a training, of epochs, a test."""
     label = before.strip() if not _PATTERNS["rank_before"].fullmatch(before) else b""
     is_of_training = bool(_PATTERNS["of_training"].search(before.rstrip()))
     is_of_training &= not _PATTERNS["of_evaluation"].search(label)
@@ -355,7 +358,8 @@ def _label(before: bytes) -> tuple[bytes, bool, bool, bool]:
         label = b"evaluation:"
     is_plain |= bool(_PATTERNS["metric"].search(label))
     is_of_epochs = bool(_PATTERNS["of_epochs"].search(label))
-    return b"" if is_plain else label, is_plain, is_of_training, is_of_epochs
+    is_of_evaluation = bool(_PATTERNS["of_evaluation"].search(before))
+    return b"" if is_plain else label, is_plain, is_of_training, is_of_epochs, is_of_evaluation
 
 
 def _bars(block: bytes) -> list[int]:
