@@ -54,7 +54,7 @@ _SEEN_LATE = 2  # If this count is the first one shown twice, the one before was
 _SLOW_START = 2  # Ratio of the first steps to later ones from which they are a warm-up.
 
 _LEAST_HELD, _MOST_HELD = 0.1, 1.1  # Share of a step in the bars that it holds.
-_BESIDE = (b"'eval_runtime'", b"aving ", b"Evaluation *", b"unning validation")  # Signs.
+_BESIDE = (b"'eval_runtime'", b"aving ", b"unning ")  # Signs of what a training does next to it.
 _DIGIT, _MOST_OFF = re.compile(rb"\d"), 0.05  # Of a label; a time that is the same as another.
 _AS_SLOW = 0.7  # Ratio of the time of steps to that of those before, with a checkpoint among them.
 _NOTHING = Counter[str]()
@@ -114,9 +114,9 @@ class BarGrammar(Grammar):
         block = _as_bars(block)
         self._bars = self._bars or ({}, {})
         shown = [match for at in _bars(block) if (match := _PATTERNS["bar"].match(block, at))]
-        if shown and any(sign in block for sign in _BESIDE):
-            shown = sorted((*shown, *_PATTERNS["beside"].finditer(block)), key=re.Match.start)
-        for match in shown:
+        signs = (one.start() for sign in _BESIDE if shown for one in re.finditer(sign, block))
+        shown += filter(None, (_PATTERNS["beside"].match(block, at) for at in signs))
+        for match in sorted(shown, key=re.Match.start):
             if match.re is _PATTERNS["beside"]:
                 printed = to_float(match["seconds"]) or 0.0
                 what = {match.lastgroup or "": 1, "printed": printed}
