@@ -252,7 +252,8 @@ class ReportGrammar(Grammar):
         usual = near(np.array([self.rows[at].duration_ns for at in plain] or [0]))
         for (kind, at), printed in self._beside.items() if self.rows else ():
             row, seconds = self.rows[min(at, len(self.rows) - 1)], printed
-            ns, span = row.duration_ns or 0, row.span or 1
+            before = self.rows[max(at - 1, 0)].iteration or 0
+            ns, span = row.duration_ns or 0, row.span or max((row.iteration or 0) - before, 1)
             each = float(usual[min(bisect_left(plain, at), len(usual) - 1)])
             excess = (ns - each) * span / NS_PER_S * (at < len(self.rows))
             if printed < 2 * excess and ns > _FAR * each and (printed or len(behind) > 1):

@@ -115,9 +115,9 @@ class BarGrammar(Grammar):
         self._bars = self._bars or ({}, {})
         shown = [match for at in _bars(block) if (match := _PATTERNS["bar"].match(block, at))]
         signs = (one.start() for sign in _BESIDE if shown for one in re.finditer(sign, block))
-        shown += filter(None, (_PATTERNS["beside"].match(block, at) for at in signs))
+        shown += filter(None, (_PATTERNS["next_to"].match(block, at) for at in signs))
         for match in sorted(shown, key=re.Match.start):
-            if match.re is _PATTERNS["beside"]:
+            if match.re is _PATTERNS["next_to"]:
                 printed = to_float(match["seconds"]) or 0.0
                 what = {match.lastgroup or "": 1, "printed": printed}
                 self._beside = self._beside + Counter(what)
