@@ -92,6 +92,7 @@ def described_sections() -> dict[str, str]:
 
 
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+_PAUSED = re.compile(r"[A-Z][a-z ]{4,30} takes? ([\d.]{1,6}) % of the training, which").match
 
 
 def origin(report: Report) -> str:
@@ -172,7 +173,10 @@ def leading(report: Report) -> Finding | None:
     is_undecided = first.code == "HST101" and report.perturbation.is_estimated
     is_worth = report.plan.repairs or is_undecided or first.severity is not Severity.INFO
     stands = report.ending.cause == "complaint" and first.severity is not Severity.ERROR
-    return first if is_worth and not stands else None
+    cost = (first.cost_ns_per_step or 0) / (report.training_log.mean_ns or 1)
+    shares = (float(one[1]) / 100 for one in map(_PAUSED, report.training_log.unavailable) if one)
+    is_less = any(share > cost * (1 - share) > 0 for share in shares)
+    return first if is_worth and not stands and not is_less else None
 
 
 def _nothing_measured(report: Report) -> tuple[str, tuple[str, ...]]:

@@ -106,6 +106,8 @@ class Grammar(msgspec.Struct):
     is_of_slowest_ranks: bool = False  # Whether each timer shows the slowest rank in that timer.
     unprinted_ns: int | None = None  # Time per iteration that printed iterations do not have.
     notes: list[str] = msgspec.field(default_factory=list)  # Assumptions.
+    # Seconds of evaluations and checkpoints, by kind and the iteration after which they come.
+    pauses: dict[tuple[str, int], float] = msgspec.field(default_factory=dict)
 
     def take(self, block: bytes) -> None:
         """Read a block of whole lines that contains a sign."""
@@ -135,6 +137,27 @@ class Grammar(msgspec.Struct):
         if timers:
             found = {name: s_to_ns(seconds) for name, seconds in timers.items()}
             self.add_timers({name: ns for name, ns in found.items() if ns is not None})
+
+    def note_pauses(self, every: float = 0.0, waited: float = 0.0) -> None:
+        """Note long evaluations and checkpoints; ``every``: iterations in an epoch, if known.
+
+        ``waited`` is the share of evaluations that waits for input.
+        """
+        times = [row.duration_ns for row in self.rows if row.duration_ns]
+        usual = median(times or [ns for *_, ns in _ticks(self.rows)] or [math.inf])
+        found = []
+        for kind in {kind for kind, _ in self.pauses}:
+            at = [number for one, number in self.pauses if one == kind]
+            period = (at[-1] - at[0]) / max(len(at) - 1, 1) or every or at[0]
+            each = sum(self.pauses[kind, number] for number in at) / len(at)
+            found += [(each / period, each, kind, len(at) == 1 and every)] if period > 0 else []
+        whole = sum(one[0] for one in found) + usual / NS_PER_S
+        for share, each, kind, is_once in sorted(found):
+            kind += "_once" if is_once else ""
+            kind += "_waits" if kind.startswith("evaluation") and waited > _MOSTLY else ""
+            took = format_duration(each * NS_PER_S), format_duration(every * usual)
+            noted = NOTES[kind].format(format_ratio(share / whole), format_ratio(waited), *took)
+            self.notes += [noted] * (share >= LEAST_EVALUATION * whole)
 
     def _add_timer(self, values: TimerValues, index: int, ns: int) -> None:
         """Add a value; of several of one report, the last one counts."""
@@ -224,6 +247,7 @@ def _moment_s(*parts: bytes | None) -> float | None:
     return (moment - datetime(1970, 1, 1)).total_seconds()
 
 
+_MOSTLY = 0.5  # Share of an evaluation from which it waits for input most of the time
 LEAST_EVALUATION = 0.1  # Share of the training from which evaluations are named
 IMPOSSIBLE = 1.5  # Ratio of a printed time to all time since the last report: it is wrong
 _TINY = 0.05  # Share of the peak below which batches or waits matter more than kernels

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
@@ -15,12 +16,12 @@ from statistics import median
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from distprof.bounds import table_beside
 from distprof.ingest.output.expressions import Signs
 from distprof.ingest.training_logs.grammar import (
     IMPOSSIBLE,
-    LEAST_EVALUATION,
     MAX_COUNT,
     NOTES,
     NUMBER,
@@ -32,6 +33,7 @@ from distprof.ingest.training_logs.grammar import (
     clock_s,
     has_lost,
     line_around,
+    near,
     rank_in,
     s_to_ns,
     slow_rank,
@@ -39,7 +41,7 @@ from distprof.ingest.training_logs.grammar import (
     to_float,
     whole_number,
 )
-from distprof.units import NS_PER_S, format_duration, format_ratio
+from distprof.units import NS_PER_S, format_duration
 
 _MULTIPLES = {b"k": 1e3, b"K": 1e3, b"M": 1e6, b"B": 1e9, b"s": 1.0, b"ms": 1e-3, b"us": 1e-6}
 _SUFFIX = re.compile(rb" ?([kKMB]|[mu]?s)(?<=s)?(?:ec(?:ond)?s?)?$")
@@ -47,7 +49,7 @@ _MAX_LINE, _MAX_START = 8_000, 200
 _FEWEST_PARTS = 3
 _MOST_ERROR = 0.05  # of a mean that follows from others
 _SAME = 0.001  # of a mean that is printed
-_MANY = 4
+_MANY, _FAR = 4, 1.5  # Ratio of a time that holds something else than iterations
 _ALIKE, _LONG_WAIT = 0.7, 0.1  # Ratio of a wait to what causes it, and share of an iteration
 _LEAST_OF_SECONDS = 10_000  # ms, of which a whole second is no large part
 _LEAST_OF_HOURS = 7_200.0  # ms between elapsed hours, whose four decimals are right to 5 % of it
@@ -96,6 +98,7 @@ class Wording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     worth: int = 2  # Of several kinds of reports of a program, those that are worth most are used.
     breaks: bool = False  # Whether the time until the next report is not that of its iterations.
     is_of_slowest: bool = False  # Whether each timer shows the slowest rank in that timer.
+    pause: str = ""  # What it times instead of iterations: evaluation, save or hooks.
     note: str = ""  # What a reader must know about the times.
     note_of_whole: str = ""  # The same if `whole` makes the reports.
 
@@ -139,8 +142,12 @@ class ReportGrammar(Grammar):
     _samples: float = 0.0  # samples at the last report that names them
     _worth: int = 0  # that of the reports
     _paused_s: float = 0.0  # evaluations so far
-    _evaluated_s: float = 0.0  # of all trainings, with that of each
-    _trained_s: float = 0.0
+    _steps: float = 0.0  # of all trainings with evaluations
+    # Seconds of each kind of pause before the report of an index; 0 if they are not printed.
+    _beside: dict[tuple[str, int], float] = msgspec.field(default_factory=dict)
+    _waited: float = 0.0  # Share of the last evaluation that waited for input
+    _stood_s: float = 0.0  # all that the times of lines leave out
+    _of: float = 0.0  # iterations in an epoch
     _whole_s: float = 0.0  # of the last report
     _last_epoch: float | None = None  # in the report of a whole training, until the next one
     _early: Mapping[str, int] = msgspec.field(default_factory=dict)  # of a report that is cut off
@@ -159,6 +166,8 @@ class ReportGrammar(Grammar):
                 is_often = is_new and sum(facts.values()) > max(_MANY, len(self.rows) / 10)
                 self.notes += [wording.note] if is_often and wording.note not in self.notes else []
             self.facts |= facts
+        elif wording.pause and wording.worth < max(self._worth, 1):
+            self._take_pause(wording, record, line)
         elif wording.breaks:
             self._before = None
         elif wording.phases:
@@ -181,7 +190,7 @@ class ReportGrammar(Grammar):
         self._worth = 0
         if self.rows:
             self.num_timer_lines = 0
-            for kept in (self.rows, self.timers, self.notes, self._means):
+            for kept in (self.rows, self.timers, self.notes, self._means, self._beside):
                 kept.clear()
 
     def _take_phases(self, wording: Wording, timers: Mapping[str, int], rank: int | None) -> None:
@@ -220,13 +229,42 @@ class ReportGrammar(Grammar):
             self.add_timers(self._early)
         if self._worth < _WHOLE and 0 < len(self.rows) < _FEWEST_PARTS:
             self.notes.append(NOTES["few_parts"])
-        if self._evaluated_s and (share := self._evaluated_s / self._trained_s) >= LEAST_EVALUATION:
-            self.notes.append(NOTES["evaluation"].format(format_ratio(share)))
+        self._set_apart()
         batch = self.facts.get("global_batch_size")
         if self.rates and batch and not self.rows:
             for rate in self.rates:
                 self.add(Row(iteration=None, duration_ns=s_to_ns(batch / rate), samples_per_s=rate))
             self.notes.append(NOTES["of_a_batch"])
+
+    def _take_pause(self, wording: Wording, record: bytes, line: re.Match[bytes]) -> None:
+        """Keep an evaluation or a checkpoint: its time, or that of all if each of its batches."""
+        values = _all_values(wording, record, line)
+        if values.get("iteration") != 0.0 and len(self._beside) < _MAX_RATES:
+            seconds = values.get("whole_s", 0.0) or values.get("s", 0.0) * values.get("of", 0.0)
+            self._beside[wording.pause, len(self.rows)] = seconds
+            waited = sum(_values(wording.timers, record).values())
+            self._waited = waited / values["s"] if waited and values.get("s") else self._waited
+
+    def _set_apart(self) -> None:
+        """Take evaluations and checkpoints from the iterations that hold them, and note them."""
+        behind = {at for _, at in self._beside}
+        plain = [at for at, row in enumerate(self.rows) if row.duration_ns and at not in behind]
+        usual = near(np.array([self.rows[at].duration_ns for at in plain] or [0]))
+        for (kind, at), printed in self._beside.items() if self.rows else ():
+            row, seconds = self.rows[min(at, len(self.rows) - 1)], printed
+            before = self.rows[max(at - 1, 0)].iteration or 0
+            ns, span = row.duration_ns or 0, row.span or max((row.iteration or 0) - before, 1)
+            each = float(usual[min(bisect_left(plain, at), len(usual) - 1)])
+            excess = (ns - each) * span / NS_PER_S * (at < len(self.rows))
+            if printed < 2 * excess and ns > _FAR * each and (printed or len(behind) > 1):
+                seconds = printed or excess  # it is in that report
+                less = max(ns - seconds / span * NS_PER_S, each)
+                self.rows[at] = row._replace(duration_ns=round(less))
+            number = (self.rows[max(at - 1, 0)] if printed else row).iteration
+            if seconds and number is not None and (kind != "hooks" or not self.pauses):
+                self.pauses[kind, number] = seconds
+        first, last = (self.rows[at].iteration or 0 if self.rows else 0 for at in (0, -1))
+        self.note_pauses(self._of and max(self._of, last - first), self._waited)
 
     def _separate(self) -> None:
         """Use means between reports instead of single iterations, if others are between."""
@@ -280,8 +318,7 @@ class ReportGrammar(Grammar):
             self.unprinted_ns = round(mean - median(single))
 
     def _take_report(self, wording: Wording, record: bytes, line: re.Match[bytes]) -> None:
-        named = ((name, _value(text)) for name, text in line.groupdict().items())
-        values = _values(wording.fields, record) | {k: v for k, v in named if v is not None}
+        values = _all_values(wording, record, line)
         if "pause_s" in values:
             if values.get("epoch", -1.0) != self._last_epoch:  # during a training, not after it
                 self._paused_s, self._last_epoch = self._paused_s + values["pause_s"], None
@@ -291,8 +328,8 @@ class ReportGrammar(Grammar):
             values["per_s"] = round(steps) / values["whole_s"]  # more digits than are printed
         if 0 < self._paused_s < values.get("whole_s", 0.0) and "per_s" in values:
             values["per_s"] /= 1 - self._paused_s / values["whole_s"]
-            self._evaluated_s += self._paused_s
-            self._trained_s, self._paused_s = self._trained_s + values["whole_s"], 0.0
+            self._steps += steps
+            self.pauses["evaluation", round(self._steps)], self._paused_s = self._paused_s, 0.0
         last = self.rows[-1] if self.rows else None
         if values.get("rate", 0.0) > 0 and len(self.rates) < _MAX_RATES:
             self.rates.append(values["rate"])
@@ -304,6 +341,7 @@ class ReportGrammar(Grammar):
         was = self._before[1] if self._before else 0.0
         is_restart = values.get("elapsed_s", was) * 1e3 < was  # its clock starts again
         number, ns, span = self._timed(wording, values)
+        self._of = values.get("of", 0.0)
         start = line[0][: 0 if is_restart else _MAX_LINE if wording.stamped else _MAX_START]
         of_bar = values.get("elapsed_s") if "s" in values else None
         stamp = stamp_s(start) or of_bar  # not of a restart: what passed before it is no pause
@@ -327,6 +365,12 @@ class ReportGrammar(Grammar):
             self.notes.append(wording.note)
         self._is_rate_alone = ns is None and self._is_rate_alone is None
         self._whole_s, self._last_epoch = values.get("whole_s", 0.0), values.get("epoch")
+        stood = sum(s for (_, at), s in [*self._beside.items()][-3:] if at == len(self.rows))
+        if stamp is not None and last and last.at_s is not None:
+            gap = stamp - self._stood_s - last.at_s
+            self._stood_s += min(stood, gap) if stood <= IMPOSSIBLE * gap else 0.0
+        if stamp is not None:
+            stamp -= self._stood_s
         self.add(Row._make((number, ns, span, *map(values.get, RATES), rank, stamp)))
         self.num_not_finite += has_lost(record)
         if "s" in (means := _values(wording.means, record)):
@@ -522,6 +566,12 @@ def _values(patterns: Mapping[str, str], record: bytes) -> dict[str, float]:
         if value or (value is not None and name not in RATES[:4]):
             found[name] = value
     return found
+
+
+def _all_values(wording: Wording, record: bytes, line: re.Match[bytes]) -> dict[str, float]:
+    """The fields of a record, and the groups of its line."""
+    named = ((name, _value(text)) for name, text in line.groupdict().items())
+    return _values(wording.fields, record) | {k: v for k, v in named if v is not None}
 
 
 def _value(text: bytes | None) -> float | None:

@@ -7,6 +7,7 @@ Progress bars of programs that print no times::
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from functools import lru_cache
@@ -18,7 +19,6 @@ import numpy as np
 
 from distprof.escape import plain
 from distprof.ingest.training_logs.grammar import (
-    LEAST_EVALUATION,
     MAX_COUNT,
     NOTES,
     Grammar,
@@ -54,6 +54,10 @@ _SEEN_LATE = 2  # If this count is the first one shown twice, the one before was
 _SLOW_START = 2  # Ratio of the first steps to later ones from which they are a warm-up.
 
 _LEAST_HELD, _MOST_HELD = 0.1, 1.1  # Share of a step in the bars that it holds.
+_BESIDE = (b"'eval_runtime'", b"aving ", b"unning ")  # Signs of what a training does next to it.
+_DIGIT, _MOST_OFF = re.compile(rb"\d"), 0.05  # Of a label; a time that is the same as another.
+_AS_SLOW = 0.7  # Ratio of the time of steps to that of those before, with a checkpoint among them.
+_NOTHING = Counter[str]()
 _FAR_LONGER = 10
 """Ratio of a bar with a name to those without a label that it is meant instead of, or torn into."""
 
@@ -82,6 +86,14 @@ class _Bar(msgspec.Struct):
     waits: list[float] = msgspec.field(default_factory=list)  # For input, as shares of the rates.
     loss: float | None = None  # The last one of a bar that shows such waits.
 
+    shown: tuple[bytes, int] = b"", 0  # Label and second, as last printed.
+    clean: tuple[int, int] = 0, 0  # Steps and seconds without evaluations and checkpoints.
+    paused: int = 0  # Seconds of these on its clock, which the seconds above leave out.
+    stood: int = 0  # All of them.
+    suspect: float = 0.0  # Time per step where a pause is what is above the usual time.
+    beside: Counter[str] = msgspec.field(default_factory=Counter)  # What there was until then.
+    pauses: dict[tuple[str, int], int] = msgspec.field(default_factory=dict)  # By kind and step.
+
 
 class BarGrammar(Grammar):
     """The longest-running bar of a training; others are downloads, maps, evaluations."""
@@ -90,7 +102,8 @@ class BarGrammar(Grammar):
     signs: tuple[bytes, ...] = (b"<", *_OTHER_BARS.values())
     _num_rows: int = 0  # of all bars
     _bars: tuple[dict[tuple[bytes, int], _Bar], ...] | None = None  # with a name; without
-    _paused_s: float = 0.0  # evaluations between bars
+    # Evaluations and checkpoints so far: signs of them, and their seconds as printed and by bars.
+    _beside: Counter[str] = msgspec.field(default_factory=Counter)
     _shown: tuple[bytes, int] = b"", 0  # what the last one showed
     _ends: list[tuple[bytes, int]] = msgspec.field(default_factory=list)  # of whole bars
     num_steps: int = 0  # of the bar that is kept, if it is seen at its end
@@ -101,14 +114,17 @@ class BarGrammar(Grammar):
         block = _as_bars(block)
         self._bars = self._bars or ({}, {})
         shown = [match for at in _bars(block) if (match := _PATTERNS["bar"].match(block, at))]
-        if shown and b"'eval_runtime'" in block:
-            start = 0 if any(self._bars) else shown[0].end()
-            pauses = _PATTERNS["evaluation"].findall(block, start, shown[-1].start())
-            self._paused_s += sum(to_float(pause) or 0.0 for pause in pauses)
-        for match in shown:
+        signs = (one.start() for sign in _BESIDE if shown for one in re.finditer(sign, block))
+        shown += filter(None, (_PATTERNS["next_to"].match(block, at) for at in signs))
+        for match in sorted(shown, key=re.Match.start):
+            if match.re is _PATTERNS["next_to"]:
+                printed = to_float(match["seconds"]) or 0.0
+                what = {match.lastgroup or "": 1, "printed": printed}
+                self._beside = self._beside + Counter(what)
+                continue
             before, step, total, hours, minutes, seconds, rate, unit = match.groups(b"")
             total = total if total.isdigit() else b"%d" % MAX_COUNT
-            name, is_plain, is_of_training, is_of_epochs = _label(before)
+            name, is_plain, is_of_training, is_of_epochs, is_of_evaluation = _label(before)
             epoch = _PATTERNS["epoch_behind"].match(block, match.end())
             is_of_epochs |= b"epoch" in unit or 0 <= int(epoch[1] if epoch else -1) - int(step) < 2
             if _PATTERNS["shows_loss"].match(block, match.start()):
@@ -124,14 +140,21 @@ class BarGrammar(Grammar):
             bars, key = self._bars[is_plain], (name or (phase[0] if phase else b""), int(total))
             if key not in bars and len(bars) >= _MAX_BARS:
                 continue
-            bar = bars.setdefault(key, _Bar(*(int(step), second) * 3))
+            start = _Bar(*(int(step), second) * 3, shown=(before, second), beside=self._beside)
+            bar = bars.setdefault(key, start)
+            if is_of_evaluation:
+                ended = second * (step == total and self._shown != (before, int(step)))
+                self._beside = self._beside + Counter({"evaluation": 1, "ended": ended})
             if step == total and self._shown != (before, int(step)):
                 name = before.partition(b" [")[0].strip(b": ")
                 self._ends += [(name, second)] * (len(self._ends) < _MAX_RATES)
             self._shown = before, int(step)
+            passed = second
+            second = self._on_clock(bar, int(step), int(total), second, before)
             if int(step) == bar.last_step < int(total) and second > bar.last_second:
                 if len(bar.seen) == _SEEN_LATE:
-                    bars[key] = _Bar(*bar.seen[-1] * 3, seen=bar.seen)
+                    bars[key] = _Bar(*bar.seen[-1] * 3, seen=bar.seen, shown=bar.shown)
+                    bars[key].beside = bar.beside
                 continue  # what it shows next to the steps is new: the time is that of the next one
             self._follow(bar, int(step), second, int(total))
             bar.seen += [(int(step), second)] * (len(bar.seen) < _MAX_RATES)
@@ -142,10 +165,48 @@ class BarGrammar(Grammar):
             if each and int(step) and len(bar.rates) < _MAX_RATES:
                 half = 0.5 * 10 ** -len(rate.partition(b".")[2]) / each
                 each = each if unit.startswith(b"s/") else 1 / each
-                bar.rates.append((int(step), second, each, half * each))
+                bar.rates.append((int(step), passed, each, half * each))
                 if wait := _PATTERNS["wait"].match(block, match.start()):
                     bar.loss, waited = to_float(wait[1]), to_float(wait[2]) or 0.0
                     bar.waits.append(waited / each / (1000 if wait[3] else 1))
+
+    def _on_clock(self, bar: _Bar, step: int, total: int, second: int, label: bytes) -> int:
+        """The second on a clock that stands still during evaluations and checkpoints."""
+        (was, before), steps = bar.shown, step - bar.last_step
+        beside = self._beside - bar.beside if self._beside is not bar.beside else _NOTHING
+        passed, bar.shown, bar.beside = second - before, (label, second), self._beside
+        evaluated, found = round(max(beside["printed"], beside["ended"])), dict[str, int]()
+        kind = "save" if beside["save"] > beside["evaluation"] else "evaluation"
+        at, inside = bar.before + bar.last_step, 0  # seconds on its clock
+        suspect, bar.suspect = bar.suspect, 0.0
+        if step < bar.last_step == total or passed < -_FEWEST_RISING_SECONDS:  # again, of no rank
+            bar.paused, found = 0, {"evaluation": evaluated}
+            bar.before += step * (steps == 0 and second >= bar.last_second)  # _follow sees others
+        elif beside and steps == 0:
+            is_same = step < total or abs(passed - evaluated) <= _MOST_OFF * passed
+            is_same |= label == was and _DIGIT.search(label) is not None  # an epoch's
+            found = {kind: passed} if is_same else {"evaluation": evaluated}
+            inside = passed * is_same
+            bar.before += step * (passed == 0 and not is_same)  # of an epoch that took as long
+        elif beside and steps > 0:
+            each = bar.clean[1] / bar.clean[0] if bar.clean[0] else math.inf
+            rest = round(max(passed - steps * each, 0))
+            rest *= rest > max(_FEWEST_RISING_SECONDS, (_CHANGED - 1) * steps * each)
+            found = {"evaluation": evaluated if evaluated <= passed else 0}
+            rest = max(rest - found["evaluation"], 0) if beside["save"] or not evaluated else 0
+            kind = "save" if beside["save"] and evaluated else kind
+            found[kind] = found.get(kind, 0) + rest
+            inside, bar.suspect = sum(found.values()), passed / steps * (rest > 0)
+        elif steps > 0:
+            of, seconds = bar.clean if bar.clean[1] < _MIN_SECONDS else (0, 0)
+            bar.clean = of + steps, seconds + passed
+            if passed > _AS_SLOW * steps * suspect > 0:  # it became slower there
+                inside -= bar.pauses.popitem()[1]
+        for kind, seconds in found.items():
+            if seconds > 0 and len(bar.pauses) < _MAX_RATES:
+                bar.pauses[kind, at] = bar.pauses.get((kind, at), 0) + seconds
+        bar.paused, bar.stood = bar.paused + inside, bar.stood + inside
+        return second - bar.paused
 
     def _follow(self, bar: _Bar, step: int, second: int, total: int) -> None:
         is_again = step < bar.last_step == total or step < bar.step
@@ -180,7 +241,7 @@ class BarGrammar(Grammar):
             if len(again) > 1 and not any(bar.is_of_training for bar in bars.values()):
                 again[0].is_of_training = True  # each epoch trains, then tests
             known = [bar for bar in bars.values() if bar.is_of_training] or [*bars.values()]
-            longest = max(known, key=lambda bar: (_seconds(bar), bar.last_second))
+            longest = max(known, key=lambda bar: (_seconds(bar) + bar.stood, bar.last_second))
             inner = [bar for bar in bars.values() if bar.rows and not bar.is_of_epochs]
             if longest.is_of_epochs and inner:
                 longest = max(inner, key=lambda bar: len(bar.rows))
@@ -207,18 +268,15 @@ class BarGrammar(Grammar):
             if len(bars) > 1 and not any(b.is_of_training or b.is_of_epochs for b in bars.values()):
                 self.name = "the progress bar that ran longest"
                 self.notes.append(NOTES["unnamed_bars"].format(len(bars)))
-            evaluations = [b for (n, _), b in named.items() if _PATTERNS["of_evaluation"].search(n)]
-            others = [b for b in bars.values() if longest.is_of_training > b.is_of_training]
-            num = len(longest.seen)
-            evaluations += [b for b in others if 0 <= num - len(b.seen) < 2 <= len(b.seen)]
-            each = [_seconds(bar) + bar.seen[0][1] for bar in (*evaluations, longest)]
-            share = sum(each[:-1]) / (sum(each) or 1)
-            if longest not in evaluations and share >= LEAST_EVALUATION and not phases:
-                self.notes.append(NOTES["evaluation"].format(format_ratio(share)))
-            if span and LEAST_EVALUATION * passed < self._paused_s < passed:
-                ns = s_to_ns((passed - self._paused_s) / span)
-                self.rows = [Row(longest.last_step, ns, span)]
-                self.notes.append(NOTES["evaluation"].format(format_ratio(self._paused_s / passed)))
+            self._on_clock(longest, 0, 0, -1, b"")  # an evaluation behind it
+            num, at = len(longest.seen), longest.before + longest.last_step
+            for (_, total), bar in bars.items() if not longest.pauses else ():
+                is_test = longest.is_of_training > bar.is_of_training
+                if is_test and 0 <= num - len(bar.seen) < 2 <= len(bar.seen):  # behind each epoch
+                    each = (second for step, second in bar.seen if step == total)
+                    longest.pauses["evaluation", at] = sum(each)
+            self.pauses = {} if phases else {**longest.pauses}
+            self.note_pauses()
             self.add_seconds(phases)
             if longest.waits and max(longest.waits) <= _MOST_HELD:  # else since the start
                 share, waits = (
@@ -289,9 +347,9 @@ def _as_bars(block: bytes) -> bytes:
 
 
 @lru_cache(256)
-def _label(before: bytes) -> tuple[bytes, bool, bool, bool]:
-    """The name of a bar, or none; whether it is that of a training, of iterations, of epochs."""
-    label = before.strip()
+def _label(before: bytes) -> tuple[bytes, bool, bool, bool, bool]:
+    """The name of a bar, or none; whether it is plain, of a training, of epochs, a test."""
+    label = before.strip() if not _PATTERNS["rank_before"].fullmatch(before) else b""
     is_of_training = bool(_PATTERNS["of_training"].search(before.rstrip()))
     is_of_training &= not _PATTERNS["of_evaluation"].search(label)
     is_work = label.endswith(b":") or _PATTERNS["of_preparation"].match(label)
@@ -300,7 +358,8 @@ def _label(before: bytes) -> tuple[bytes, bool, bool, bool]:
         label = b"evaluation:"
     is_plain |= bool(_PATTERNS["metric"].search(label))
     is_of_epochs = bool(_PATTERNS["of_epochs"].search(label))
-    return b"" if is_plain else label, is_plain, is_of_training, is_of_epochs
+    is_of_evaluation = bool(_PATTERNS["of_evaluation"].search(before))
+    return b"" if is_plain else label, is_plain, is_of_training, is_of_epochs, is_of_evaluation
 
 
 def _bars(block: bytes) -> list[int]:

@@ -37,7 +37,13 @@ def test_the_example_yields_its_values_and_no_other_program_takes_it(wording):
     taken = {
         name: one
         for name, one in reports.grammars.items()
-        if one.rows or one._before or one.num_timer_lines or one.facts or one.rates or one._paused_s
+        if one.rows
+        or one._before
+        or one.num_timer_lines
+        or one.facts
+        or one.rates
+        or one._paused_s
+        or one._beside
     }
     if wording.breaks:
         assert not taken
@@ -51,6 +57,10 @@ def test_the_example_yields_its_values_and_no_other_program_takes_it(wording):
         assert grammar.facts == values
         return
     assert len(taken) == 1
+    if wording.pause and not wording.worth:
+        seconds = values.get("whole_s", 0.0) + values.get("s", 0.0) * values.get("of", 0)
+        assert grammar._beside == {(wording.pause, 0): pytest.approx(seconds)}
+        return
     if "pause_s" in values:
         assert (grammar._paused_s, grammar.rows) == (values["pause_s"], [])
         return
