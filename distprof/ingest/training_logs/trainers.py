@@ -187,7 +187,7 @@ class BarGrammar(Grammar):
             is_same |= label == was and _DIGIT.search(label) is not None  # an epoch's
             found = {kind: passed} if is_same else {"evaluation": evaluated}
             inside = passed * is_same
-            bar.before += step * (passed == 0 and not is_same)  # of an epoch that took as long
+            bar.before += step * (passed >= 0 and not is_same)  # of another epoch at its end
         elif beside and steps > 0:
             each = bar.clean[1] / bar.clean[0] if bar.clean[0] else math.inf
             rest = round(max(passed - steps * each, 0))
@@ -279,10 +279,8 @@ class BarGrammar(Grammar):
             self.note_pauses()
             self.add_seconds(phases)
             if longest.waits and max(longest.waits) <= _MOST_HELD:  # else since the start
-                share, waits = (
-                    median(longest.waits),
-                    self.timers.setdefault("data_time", TimerValues()),
-                )
+                share = median(longest.waits)
+                waits = self.timers.setdefault("data_time", TimerValues())
                 for index, row in enumerate(self.rows):
                     self._add_timer(waits, index, round(share * (row.duration_ns or 0)))
                 self.rows[-1] = self.rows[-1]._replace(loss=longest.loss)

@@ -450,6 +450,7 @@ def _first_wait(log: TrainingLog) -> list[str]:
     if not steady[first] and lost > max(_LONG_WAIT_NS, _LONG_WAIT * whole):
         return [NOTES["first_wait"].format(counted(count, log.unit), format_duration(lost))]
     num, took, usual = int(log.span[first]), int(log.duration_ns[first]), log.median_step_ns or 0
+    num *= "progress bar" in log.origin  # others may print the time of a single one
     is_long = _MANY <= num <= log.span[steady].sum() and took > FAR_LONGER * usual > 0
     is_long = is_long and whole + num * took > SLOWER_RATIO * (whole + num * usual)
     each = format_duration(took), took / max(usual, 1)
