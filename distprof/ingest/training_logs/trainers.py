@@ -520,7 +520,7 @@ class LightningGrammar(Grammar):
         self.add_seconds(whole)
         hooks = ((each, name) for name, each in whole.items() if name.endswith(_HOOKS))
         hook, name = max(hooks, default=(0.0, ""))
-        if 2 * hook > seconds:
+        if 3 * hook > seconds:
             took = format_duration(round(hook * 1e9))
             kind = "callback" if name.startswith("[Callback]") else "hook"
             share, name = format_ratio(hook / seconds), re.sub(r"\{.*\}|^.*\]", "", name)
