@@ -17,7 +17,7 @@ from distprof.ingest.kinds import known_sources
 from docs.documents import ALL_DOCUMENTS
 from tests.drawn import drawn
 
-FEW = 1_600
+FEW = 1_700
 EACH = 1_000
 LIMITS = fuzz.Limits(seconds=10.0)
 

@@ -140,7 +140,7 @@ def _judge_measured(report: Report) -> Verdict:
     if own.part and report.plan.repairs:
         return found  # the reasons already name the parts of the step
     why = own.why if own.part else _new(first, own.why)
-    said = f"{own.headline}{',' if own.detail[:1].isdigit() else '.'} {own.detail}".rstrip()
+    said = f"{own.headline}. {own.detail}".rstrip()
     return replace(found, why=(*_new(first, (said,)), *why))
 
 
