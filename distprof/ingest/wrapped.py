@@ -166,6 +166,9 @@ def _prefix(lines: Sequence[bytes], keeps_labels: bool, keeps_ranks: bool) -> by
     is_dated = not keeps_labels and all(map(dated.match, lines[:_FEWEST]))
     if is_dated and _is_usual(dated.match, lines):
         return dated.pattern
+    numbers = [int(one[0]) for one in map(_HOW["numbered"].match, lines) if one]
+    if len(lines) == len(numbers) >= _FEWEST and numbers == [*range(numbers[0], numbers[-1] + 1)]:
+        return _HOW["numbered"].pattern
     if len(lines) >= _FEWEST and not keeps_labels and (label := _label(lines)):
         return label
     ranked = _HOW["ranked"].match(lines[0])

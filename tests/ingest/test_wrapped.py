@@ -52,6 +52,10 @@ WRAPPINGS: dict[str, Callable[[str], str]] = {
     "docker": each("2026-01-02T03:04:05.678901234Z "),
     "cri": each("2026-01-02T03:04:05.678901234+01:00 stderr F "),
     "journal": each("Jan 02 03:04:05 node-7 python3[4242]: "),
+    "journal in ISO": each("2026-01-02T03:04:05+0100 node-7 python3[4242]: "),
+    "numbers": lambda text: "".join(
+        f"{number:6d}  {line}\n" for number, line in enumerate(text.splitlines(), 1)
+    ),
     "json-file": lambda text: "".join(f"{object_of(line)}\n" for line in text.splitlines()),
     "kubectl": each("[pod/trainer-0/pytorch] "),
     "stern": each("trainer-0 pytorch "),
