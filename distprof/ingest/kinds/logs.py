@@ -388,7 +388,6 @@ _OF_A_RUN = ("output of nccl-tests", "a single ", "a bar of Keras", *_WITHOUT_TI
 _OF_A_SLOW_JOB = ("text about a slow job", "loading of data, which the text", "a time per {what}")
 _OF_LINKS = ("a port of an RDMA card is down", "a GPU's PCIe link is narrow", "GPUs o")
 _STOPPED = {"cancelled", "stopped"}
-_WEAK = {"agents", "closing", "waiting", *_STOPPED, *_ERROR}
 _NOT_READ = (*NOT_LOGS, ".pickle", ".toml", ".html", ".md")
 _NEVER_READ = (*_NEVER[:-1], ".json.gz", ".sqlite", ".pickle")  # not even if they are named
 
@@ -425,8 +424,10 @@ def _is_output(path: str, *, is_alone: bool) -> bool:
     show, if it timed them. The line of an error alone counts only in a file that is named itself,
     and lines of a start only if nothing else is in it, or someone says that the job hangs.
     """
+    from distprof.ingest.output.read import AT_END, WEAK
+
     found = _kinds(path)
-    kinds = found - _STARTS - _ENDED
+    kinds = found - _STARTS - _ENDED - {AT_END}
     if found and not kinds:
         foreign = foreign_format(Path(path).name, beginning(path, _SMALL))
         if found & {"complaint", "silence"}:
@@ -445,8 +446,9 @@ def _is_output(path: str, *, is_alone: bool) -> bool:
         return not fits_device_log(path)
     if kinds and is_alone and _is_table_below_title(path):
         return False
-    if kinds <= _WEAK and fits_training_log(path, least=2):
-        return bool(kinds & _STOPPED) and not _read_training(path).timers
+    if kinds <= WEAK and fits_training_log(path, least=2):
+        is_last = bool(kinds & _STOPPED) or AT_END in found
+        return is_last and not (kinds <= _STOPPED and _read_training(path).timers)
     return bool(kinds)
 
 

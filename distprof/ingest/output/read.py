@@ -57,6 +57,9 @@ _MAX_BROKEN = 5
 _LEAST_BROKEN = 60  # shorter lines were not broken by a terminal
 _HOW = patterns_beside(__package__, "read.toml")
 _KINDS: Mapping[str, list[str]] = table_beside(__package__, "read.toml")["kinds"]
+WEAK, AT_END = {*_KINDS["weak"]}, "at end"
+"""Kinds of lines that say little if a job trains after them, and what is added if none follows."""
+
 _RAW = byte_patterns_beside(__package__, "read_bytes.toml")
 _PLAIN = bytes((9, 10, *range(0x20, 0x7F)))
 """Bytes that need no cleaning."""
@@ -522,8 +525,9 @@ def kinds_in(data: bytes) -> set[str]:
     kinds = {event.yields for event in events} - {*_KINDS["quiet"]}
     last = reader.lines_of.get("", 0) - STAGE_LINES
     at_end = ("stage", "preparing", "wait", "finished", "closed")
-    ended = (event for event in events if max(event.line, event.again) >= last)
+    ended = [event for event in events if max(event.line, event.again) >= last]
     kinds |= {e.yields for e in ended if e.yields in at_end and "gone" not in e.fields}
+    kinds |= {AT_END} if any(e.yields in WEAK for e in ended) else set()
     return kinds | {"stack"} if reader.stacks else kinds
 
 

@@ -76,10 +76,12 @@ def ending_verdict(report: Report) -> VerdictText:
     result = report.ending
     # Times of several iterations, or numbers of GPUs, say more than where the text ends
     least = 1 if result.cause in ("ready", "finished") else 2
-    has_steps = report.training_log.num_reports >= least or bool(report.scaling_table.counts)
+    scales = bool(report.scaling_table.counts)
+    has_steps = report.training_log.num_reports >= least or scales
     if result.cause == "finished" and has_steps and (trained := training_verdict(report)):
         return trained[0], (result.verdict, *trained[1])
-    is_known = result.state or result.cause == "complaint" or not has_steps
+    stands = result.cause == "complaint" or (result.stacks and not scales)
+    is_known = result.state or stands or not has_steps
     if not result.verdict or is_recorded(report) or not is_known:
         return None
     steps = () if result.state else result.next_steps  # no finding says them
@@ -93,6 +95,7 @@ def until(report: Report) -> tuple[str, ...]:
     """What the iterations say of a job whose end only people report."""
     kind, text = report.ending.cause, report.ending.verdict
     is_alone = kind in ("complaint", "nan", "stopped") or words().said["title"] in text
+    is_alone |= bool(report.ending.stacks) and not report.ending.state
     has_steps = report.training_log.num_reports > 1
     trained = training_verdict(report) if has_steps and is_alone else None
     return (f"{'' if kind == 'nan' else 'Until then: '}{trained[0]}",) if trained else ()
