@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 
@@ -107,7 +107,7 @@ class Reader:
         self._num_dropped = 0
         self._has_more_calls = False
         self._has_nodes = False  # whether labels of lines number nodes
-        self._dumped = ("", 0)  # the file of the last stack, and the line at which it ends
+        self._dumped: dict[bytes, int] = {}  # the lines at which stacks of a file end, by prefix
         self._time: float | None = None  # the last one that was read
         self._timed = 0  # up to which place of the present block
 
@@ -129,6 +129,7 @@ class Reader:
         A record of several lines near the end of a block is read with the next block.
         """
         rest, end, before, self._time = b"", b"", 0, None
+        self._dumped.clear()
         skip, self._has_nodes = 0, False
         for block in blocks:
             self._has_nodes |= _RAW["of_nodes"].search(block, 0, _END) is not None
@@ -195,7 +196,8 @@ class Reader:
             seen.add((start, row.name))
             line_ends = _line_ends(data) if line_ends is None else line_ends
             number = before + 1 + int(line_ends.searchsorted(start))
-            if row.yields == "stack" and shown == self._dumped[0] and number < self._dumped[1]:
+            dumped = self._dumped.items() if row.yields == "stack" else ()
+            if any(number < end and data.startswith(prefix, start) for prefix, end in dumped):
                 continue  # another thread of the process
             self._tries[row.name] += 1
             self._match(data, start, at, row, number, shown, rank)
@@ -290,7 +292,7 @@ class Reader:
         """Keep stacks that someone listed under the ranks that they are of."""
         texts = (cleaned(data[first:start]), cleaned(data[start : start + _MAX_STACK_BYTES]))
         stacks, count = listed_stacks(*(text.splitlines() for text in texts))
-        self._dumped = (shown, number + count)
+        self._dumped[b""] = number + count
         found = (OutputStack(file=shown, line=number, rank=rank, calls=calls)
                  for ranks, calls in stacks for rank in ranks)  # fmt: skip
         self.stacks += islice(found, MAX_STACKS - len(self.stacks))
@@ -301,15 +303,18 @@ class Reader:
         text = cleaned(data[start : start + _MAX_STACK_BYTES])
         first, *rest = text.splitlines()
         before = first[: found.start()] if (found := _HOW["stack"].search(first)) else ""
+        own: Sequence[int] = range(1, len(rest) + 1)
         if before.strip():
-            own = [line.removeprefix(before) for line in rest if line.startswith(before)]
-            text = "\n".join([first.removeprefix(before), *(own or rest)])
+            own = [at for at in own if rest[at - 1].startswith(before)] or own
+            lines = [first, *(rest[at - 1] for at in own)]
+            text = "\n".join(line.removeprefix(before) for line in lines)
         crashed = b"Fatal Python error" in data[max(start - 200, 0) : start]
         calls, named, count = stacks_in(text, is_crash=crashed)
         above = cleaned(data[max(start - _WINDOW, 0) : start]).replace(before, "")
         if rank is None and named is None:
             named = headed(above)
-        self._dumped = (shown, number + count)
+        behind = [0, *own][: max(count, 1)][-1] + 1
+        self._dumped[data[start : start + len(before)]] = number + behind
         if calls and len(self.stacks) < MAX_STACKS:
             whose = rank if named is None else named
             over = _HOW["process_over"].search(above[-2 * MAX_TEXT :])

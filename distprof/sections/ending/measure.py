@@ -713,8 +713,11 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     if without is not None and words().search("about_gpus", text):
         told, steps = _told(without)
         line = f"{told}: {line}"
+    own = re.split("[(:]", f" {line}", maxsplit=1)[0]  # quoted text follows
+    quoted = f" {line}".removeprefix(own)
     for one, several in words().several.items() if len(ranks) > 1 else ():
-        line = line.replace(one, several)
+        own = own.replace(one, several)
+    line = f"{own}{quoted}".lstrip()
     who = capitalized(name_ranks(ranks)) if ranks else "A process"
     is_one = len({_key(e) for e in events if e.rank is None}) == 1
     if root is not None and (ranks == (root.rank,) if ranks else is_one):
