@@ -10,6 +10,7 @@ import glob
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -209,7 +210,7 @@ def _is_nccl_log(path: str) -> bool:
 
 
 def _with_other_lines(run: Run) -> Run:
-    """The run with how far ranks came, and the iterations that the training program printed.
+    """The run with how far ranks came, and a table of operators, or the iterations of the program.
 
     Logs of several jobs are not searched: iterations of one job would be attributed to all.
     """
@@ -224,8 +225,13 @@ def _with_other_lines(run: Run) -> Run:
         kinds = {event.yields for event in output.events}
         if _STARTS & kinds and not (is_quoted and kinds <= {"setup", "interfaces"}):
             run = run.having(output)
-    found = next((path for path in files if TRAINING_LOG.fits(path)), None)
-    return run if found is None else TRAINING_LOG.joined(run, found)
+    of_steps = ((one, path) for one in (_of_operators(), TRAINING_LOG) for path in files)
+    found = next(((one, path) for one, path in of_steps if one.fits(path)), None)
+    return run if found is None else found[0].joined(run, found[1])
+
+
+def _of_operators() -> Source[Any]:
+    return next(one for one in known_sources() if one.origin == "table of operators")
 
 
 NCCL_LOG = Source(
@@ -456,7 +462,7 @@ def _is_table_below_title(path: str) -> bool:
     """Whether only the first line of a post is about an end, and a table of operators follows."""
     from distprof.ingest.output.read import kinds_in
 
-    if not any(one.fits(path) for one in known_sources() if one.origin == "table of operators"):
+    if not _of_operators().fits(path):
         return False
     below = beginning(path, _OUTPUT_BYTES).partition(b"\n")[2]
     return not kinds_in(below) - _STARTS - _ENDED

@@ -210,6 +210,7 @@ def summaries_verdict(report: Report) -> VerdictText:
         *scaling[1:],
         *_with_second(report.operator_table),
         *report.operator_table.unavailable,
+        *links[: not scaling],
     ]
     return lines[0], tuple(lines[1:])
 
