@@ -695,7 +695,9 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     ranks = tuple(sorted({rank for rank in same if rank is not None}))
     if event.line == 1:  # a title: the traceback under it may be cut
         tracebacks = _of(output, "cut", "frames")
-    near = [e for e in tracebacks if event.line == 1 or _is_near(e, event)]
+    raised = [e for e in tracebacks if _raises(e, event)]
+    near = [*raised, *(e for e in tracebacks if event.line == 1 or _is_near(e, event))]
+    ranks = ranks or tuple({e.rank for e in raised if e.rank is not None})
     shown = (x for x in map(_frames, (event, *near)) if not words().search("launching", x))
     frames = next(filter(None, shown), "")
     place = last_own(frames)
@@ -728,6 +730,14 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     line, why = line.rstrip(".?!"), words().says("last call", place=place)
     text = f"{who} failed{first}: {line}."
     return _made(event.yields, text, event, *steps, why=(why,) * bool(place), ranks=ranks)
+
+
+def _raises(traceback: OutputEvent, event: OutputEvent) -> bool:
+    """Whether a traceback ends with the line of an event."""
+    message = traceback.fields.get("message", "").partition("\n")[0][:_MAX_QUOTE]
+    is_same = traceback.file == event.file and event.rank in (None, traceback.rank)
+    is_above = is_same and 0 < event.line - traceback.line <= _NEAR_LINES
+    return is_above and bool(message) and message in event.text
 
 
 def _refined(output: JobOutput, kind: str, said: _Said) -> _Said:
@@ -1167,16 +1177,17 @@ def _crash(output: JobOutput) -> EndingResult | None:
     call = stack.calls[0] if stack else ""
     is_own = bool(call) and not words().search("in_library", call)
     library = event.fields.get("library", "libnccl" * bool(re.match("p?nccl[A-Z]", call)))
-    is_bus = "SIGBUS" if re.search("Bus [Ee]rror|SIGBUS", what) else ""
-    meaning = words().meanings["SIGBUS"].replace(" (bus error)", "") if is_bus else ""
+    is_bus = re.search("Bus [Ee]rror|SIGBUS", what) is not None
+    bus = class_of("bus", " ".join(stack.calls) if stack else "") if is_bus else None
     how = "assert" if what.startswith("Check failed") else "signal"
     own = (f"Read the code of {call}.",) * is_own
     own = own or (() if library else advice_on(how, f"SIGSEGV: {what}"))
     only = "" if event.rank is not None else capitalized(_only_ended(output))
-    where = f"{library and f' in {library}'}{meaning}"
+    where = f"{library and f' in {library}'}{bus.says if bus else ''}"
     line, steps = _refined(output, "loader" if is_bus else "crash", (what, ()))
     text = f"{only or _subject(event)} crashed: {line[:_MAX_QUOTE]}{where * (not steps)}."
-    steps = steps or (*advice_on("crash", library or f"what: {what}"), *advice_on("signal", is_bus))
+    of_bus = (bus.text,) if bus else ()
+    steps = steps or (*advice_on("crash", library or f"what: {what}"), *of_bus)
     why = (words().says("last call" if is_own else "in a library", place=call),) if call else ()
     return _made("crash", text, event, *steps, *own, why=why)
 
