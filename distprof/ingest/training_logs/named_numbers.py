@@ -58,6 +58,7 @@ _LONG_S, _MANY = 10.0, 10  # A longer time, of as many steps or more, is that of
 _LEAST_WHOLE = 0.95  # Share of its parts; the name of less is not that of the whole.
 _LEAST_LISTED, _MOST_LISTED = 50, 102  # Percent of an iteration in a list, as far as digits go
 _LEAST_COMPLETE = 0.3  # Share of typed iterations that name all phases
+_FIRST_DATE, _LAST_DATE = 1.3e9, 2.5e9  # Seconds since 1970: no time takes so long.
 _MAX_LINE = 2_000
 MAX_KEPT = 50_000
 
@@ -331,7 +332,8 @@ def time_in(found: re.Match[bytes] | None) -> tuple[float | None, bool]:
         return None, False
     named = _PATTERNS["unit_in_name"].search(groups.get("name") or b"")
     unit = groups.get("unit") or groups.get("in") or (named and named[1])
-    return (value, False) if unit is None else (value * seconds_in(unit.decode()), True)
+    time = value * seconds_in(unit.decode()) if unit else value
+    return (None, False) if _FIRST_DATE < time < _LAST_DATE else (time, unit is not None)
 
 
 def _time_of_each(counted: re.Match[bytes]) -> float | None:

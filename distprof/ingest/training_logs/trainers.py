@@ -394,7 +394,8 @@ def _ends(bar: _Bar) -> list[Row]:
         is_same = now[0] == before[0] and now != before
         runs += [[now, now]] if is_same or now[0] < before[0] or now[1] < before[1] else []
         runs[-1][1] = now
-    is_late = all(2 * a >= c > 0 and 2 * b >= d >= _MIN_SECONDS for (a, b), (c, d) in runs)
+    is_late = all(2 * a >= c > 0 and 2 * b >= d >= _FEWEST_SECONDS for (a, b), (c, d) in runs)
+    is_late &= any(second >= _MIN_SECONDS for _, (_, second) in runs)
     is_whole = len(runs) > 1 or (bar.is_done and len({*bar.seen}) == 1)
     ends = [end for _, end in runs] if is_late and is_whole else []
     times = zip(accumulate(step for step, _ in ends), ends, strict=True)
