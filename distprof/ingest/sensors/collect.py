@@ -301,8 +301,10 @@ class Collector(msgspec.Struct):
         if len(self.links) < MAX_LINKS:
             self.links.append(replace(links, host=links.host or self.host))
 
-    def state(self, state: DeviceState) -> None:
-        """Add a GPU's state: the last one counts, preferably one in which the GPU was in use."""
+    def state(self, state: DeviceState | None) -> None:
+        """Add a GPU's state, if known: the last one counts, preferably one of a GPU in use."""
+        if state is None:
+            return
         state = replace(state, host=state.host or self.host)
         device = (state.host, state.uuid or state.bus_id or str(state.index))
         before = self._states.get(device)

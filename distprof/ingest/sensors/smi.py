@@ -206,6 +206,9 @@ class SmiTables:
                 "ecc_uncorrected": ecc_errors,
             }
             self._collector.sample(device, self._when, values, origin="table")
+            if ecc_errors:
+                facts = {state_names()["ecc_total"][0]: f"{ecc_errors:.0f}"}
+                self._collector.state(state_of(facts, device, self._collector.file))
             self._gpu = None
         return True
 
@@ -267,9 +270,7 @@ class _Snapshot(msgspec.Struct):
             reasons = reasons_in(gpu.facts)
             if reasons or any(value is not None for value in values.values()):
                 collector.sample(device, when, values, reasons, "query")
-            state = state_of({**self.about, **gpu.facts}, device, collector.file)
-            if state is not None:
-                collector.state(state)
+            collector.state(state_of({**self.about, **gpu.facts}, device, collector.file))
 
 
 class SmiText:

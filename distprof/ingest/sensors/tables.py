@@ -259,9 +259,7 @@ class QueryCsv:
         if len(self._last_states) < _MAX_STATES:
             self._last_states[device] = state_cells
         facts = {name: cells[i] for i, name in self._states}
-        state = state_of(facts, device, self._collector.file)
-        if state is not None:
-            self._collector.state(state)
+        self._collector.state(state_of(facts, device, self._collector.file))
 
     def _throttle_reasons(self, cells: list[str]) -> str:
         """Throttling reasons joined by commas, empty if unknown."""

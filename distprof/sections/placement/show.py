@@ -9,7 +9,7 @@ from distprof.artefacts.fabric_file import GpuCopies
 from distprof.sections.base import VerdictText
 from distprof.sections.placement import ACROSS_SOCKETS, CardPath, PlacedMachine, PlacementResult
 from distprof.sections.table import Column, TableView, counted, first_rows, rows_table
-from distprof.units import format_bandwidth
+from distprof.units import few_names, format_bandwidth, verb
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
@@ -222,10 +222,19 @@ def _next_step(machine: PlacedMachine) -> tuple[str, ...]:
     if len(machine.islands) == 1:
         shown = "NCCL_DEBUG=INFO shows whether NCCL uses it, all_reduce_perf how"
         return (f"NVLink is there: {shown}.",)
+    if _without_links(machine):
+        shown = "nvidia-smi nvlink -s, Xid errors in dmesg, the fabric manager's log"
+        return (f"Keep jobs off that host until its links are back: see {shown}.",)
     bound = "Collectives of more GPUs than an island run at the speed of PCIe"
     if len(machine.islands) == machine.num_gpus:
         bound = "The slowest PCIe path bounds collectives: measure it with p2pBandwidthLatencyTest"
     return (f"{bound}. Keep tensor parallelism where the links are fast, and reduce less often.",)
+
+
+def _without_links(machine: PlacedMachine) -> list[str]:
+    """GPUs without NVLink, if most of the machine's have it."""
+    alone = [f"GPU {island[0]}" for island in machine.islands if len(island) == 1]
+    return alone if 3 * len(alone) < machine.num_gpus else []
 
 
 _FARTHEST = {"SYS": "across CPU sockets", "NODE": "across host bridges", "PHB": "through the CPU"}
@@ -235,6 +244,9 @@ def _joined(machine: PlacedMachine) -> str:
     if len(machine.islands) == 1:
         some = ", some only through others" if machine.farthest_path else ""
         return f"all connected by NVLink{some}"
+    if alone := _without_links(machine):
+        lacks = f"{few_names(alone, 3)} {verb(alone, 'lack')} NVLink"
+        return f"{lacks}, which connects the other {machine.num_gpus - len(alone)}"
     farthest = _FARTHEST.get(machine.farthest_path, "")
     far = f", the farthest pair {farthest} ({machine.farthest_path})" if farthest else ""
     if len(machine.islands) == machine.num_gpus:

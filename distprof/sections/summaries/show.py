@@ -178,7 +178,7 @@ MIN_STEP_BUSY_RATIO = 0.8
 MIN_BUSY_RATIO, MIN_SAVED_RATIO = 0.4, 0.2
 MIN_LISTED_RATIO = 0.5
 """Below this share of the whole, a table does not show what takes most."""
-_NEARLY, _ALSO, _DIFFERS = 0.8, 1.1, 1.2
+_NEARLY, _ROUNDED, _ALSO, _DIFFERS = 0.8, 1.02, 1.1, 1.2
 MIN_NAMED_RATIO, MIN_LAUNCH_RATIO, MIN_ALSO_RATIO = 0.08, 0.05, 0.15
 """Share of the CPU's time from which a name, launches and other kernels are worth a sentence."""
 
@@ -619,7 +619,8 @@ def _with_calls(rows: list[TableRow], field: str, what: str, whole: int) -> list
     """The longest row, of rows whose times include what they call."""
     top, most, calls = rows[0], getattr(rows[0], field), rows[0].num_calls
     equals = [row for row in rows[1:] if row.num_calls == calls]
-    is_whole = _NEARLY * most <= sum(getattr(row, field) for row in equals) <= most
+    parts = sum(getattr(row, field) for row in equals)
+    is_whole = _NEARLY * most <= parts <= _ROUNDED * most
     if is_whole and re.search(_TABLE["whole"], top.name) and equals[1:]:  # its parts
         share = _share(getattr(equals[0], field), most)
         told = _say("part", name=_named(equals[0]), whole=_named(top), share=share)
