@@ -1905,7 +1905,8 @@ def _complained(output: JobOutput) -> EndingResult | None:
     shown, late = _apart(output)
     if late:
         return replace(_stuck("complaint", shown, _of(output, "complaint")[0]), suspects=late)
-    shown = shown or last_printed(output)
+    closing = _of(output, "closing")
+    shown = shown or last_printed(_before(closing[0], output) if closing else output)
     if re.search(r"NCCL INFO Channel \d", shown):
         text = "the text ends while NCCL sets up: its last lines connect channels"
         return _undecided("set-up", text, "set-up")
@@ -1963,6 +1964,13 @@ def _idle_gpus(text: str) -> str:
 
 _HELD_MIB, _IDLE_PERCENT = 1000, 5
 _MIN_SAID = 16  # a shorter line, such as a heading, tells nothing
+
+
+def _before(event: OutputEvent, output: JobOutput) -> JobOutput:
+    """The output whose last lines are those before an event."""
+    lines = output.ends.get(event.file, ())
+    at = event.line - 1 - output.lines_of.get(event.file, 0) + len(lines)
+    return replace(output, ends={"": lines[: max(at, 0)]})
 
 
 def last_printed(output: JobOutput) -> str:
@@ -2165,6 +2173,10 @@ def _closed(output: JobOutput) -> EndingResult | None:
     kind = class_of("closing", "closing" if told else "\n".join(map(_frames, events)))
     if kind is None or not events:
         return None
+    if (quoted := _hinted(output)) and quoted.cause == "exception":
+        return quoted
+    if _of(output, "complaint") and not any("FAILED" in e.text or "Fail" in e.text for e in events):
+        return None  # it was stopped because it stood
     last = max(max(e.line, e.again) for e in events)
     if restarts := [e for e in _of(output, "restart") if last - e.line <= _JUST_BEFORE]:
         (says, steps), state = _told(restarts[-1]), FAILED * ("left" in restarts[-1].fields)
@@ -2173,9 +2185,7 @@ def _closed(output: JobOutput) -> EndingResult | None:
     if named is not None and not told:
         says = words().said["no name"].format_map(named.fields)
         return _made("exit", says, named, *_told(named)[1], ranks=())
-    lines = output.ends.get(events[0].file, ())  # those before it tell what the job did
-    at = events[0].line - 1 - output.lines_of.get(events[0].file, 0) + len(lines)
-    why = last_printed(replace(output, ends={"": lines[: max(at, 0)] if told else ()})).strip()
+    why = last_printed(_before(events[0], output)).strip() if told else ""
     return _made("exit", kind.says, events[0], kind.text, why=filter(None, (why,)), ranks=())
 
 
@@ -2252,9 +2262,9 @@ _CAUSES: dict[Callable[[JobOutput], EndingResult | None], tuple[str, ...]] = {
     _joining: (),
     _calls: (),
     _set_up: (),
-    _closed: (),
     partial(_cut, kind="frames"): (),
     lambda output: _ended(_of(output, "told_exit")[0], output): ("told_exit",),
+    _closed: (),
     _complained: ("complaint",),
     lambda output: _undecided(  # a text that only says itself that the job ended
         "complaint", words().says("silence", last=last_printed(output)), "silence"
