@@ -126,7 +126,8 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     if longer := took_longer(output, found):
         verdict = re.sub(r" No other rank printed where it stands[^.]*\.", "", found.verdict)
         found = _amid(replace(found, verdict=verdict), longer, *words().steps["long work"])
-    if found.cause in ("frozen", "silent", "unfinished") and (absent := _of(output, "absent")):
+    is_open = found.cause in ("frozen", "silent", "stacks", "unfinished")
+    if is_open and (absent := _of(output, "absent")):
         who, steps = _told(absent[0])
         found = _amid(found, f"{capitalized(who)}.", *steps)
     found = _once_finished(found, whole, _why_mixed(output) if cause is _mixed else "")
@@ -370,7 +371,10 @@ def _without_asides(output: JobOutput) -> Iterator[OutputEvent]:
         numbers = range(event.line - is_inner, last)
         inside |= {(event.file, number, event.rank) for number in numbers}
     has_pinned = any(", in _pin_memory_loop" in _frames(e) for e in output.events)
+    whys = {(e.file, e.line + 1) for e in _of(output, "absent") if "code" in e.fields}
     for event in output.events:
+        if (event.file, event.line) in whys:
+            continue  # why the debug server got no answer
         if has_pinned and event.yields in ("error", "peer") and "ConnectionReset" in event.text:
             continue  # by a worker of the loader
         is_inside = event.yields in words().kinds["aside"] or event.name == "last-line"
