@@ -41,12 +41,8 @@ from distprof.ingest.training_logs.grammar import (
     to_log,
     use_notes,
 )
-from distprof.ingest.training_logs.named_numbers import (
-    NamedNumbersGrammar,
-    PhasesGrammar,
-    as_named,
-)
-from distprof.ingest.training_logs.reports import Reports
+from distprof.ingest.training_logs.named_numbers import NamedNumbersGrammar, PhasesGrammar, as_named
+from distprof.ingest.training_logs.reports import Reports, wordings
 from distprof.ingest.training_logs.tables import ColumnsGrammar, is_series, read_series
 from distprof.ingest.training_logs.trainers import BarGrammar, LightningGrammar, compare
 from distprof.ingest.wrapped import unwrapped
@@ -55,8 +51,7 @@ from distprof.schema import ABSENT
 from distprof.units import few_names, format_duration, name_ranks, verb
 
 _JSON = (".json", ".json.gz")
-_SMALL = 1 << 16
-_SMALL_LOG = 1 << 20
+_SMALL, _SMALL_LOG, _MANY_REPORTS = 1 << 16, 1 << 20, 1_000
 _MAX_NAME = 24  # So that a headline has room for it
 _PARTS = (TYPED, "DeepSpeed's FLOPS", "a program that dates its reports")  # Below own headings
 _TOGETHER = ("Megatron-LM", "DeepSpeed")
@@ -73,7 +68,6 @@ _OF = dict(zip(RATES, ("sample", "token", "token on each GPU"), strict=False))
 """Columns of rates, and what a time is that of if batches differ."""
 
 _ROUND = 10  # Steps that someone chose are a multiple of that.
-_MANY_REPORTS = 1_000
 _COMPARED, _MOST_NAMED = 512, 6  # Last reports of each of several logs, and logs that are named
 _FEWEST, _MOST_STARTS = 3, 7
 """Fewest reports of each run, and most starts: of more, an epoch numbers its iterations anew."""
@@ -259,6 +253,9 @@ def _slowest_run(source: str, start: bytes) -> TrainingLog | None:
         what, times = "pass", [time * n for time, n in zip(times, steps, strict=True)]
         if not _are_shares(steps):
             does, units = "has", [f"{n:,} steps" for n in steps]
+    origins = {run.log.origin for run in runs}
+    if len(origins) > 1 and origins <= {row.program for row in wordings()}:
+        does, units = "holds", [f"a log of {run.log.origin}" for run in runs]
     if at := next((at for at, unit in enumerate(units) if unit != units[0]), 0):
         note = NOTES["apart"].format(RUN, does, units[0], at + 1, units[at])
         return replace(runs[0].log, notes=(note, *runs[0].log.notes))

@@ -46,16 +46,15 @@ from distprof.units import NS_PER_S, format_duration
 _MULTIPLES = {b"k": 1e3, b"K": 1e3, b"M": 1e6, b"B": 1e9, b"s": 1.0, b"ms": 1e-3, b"us": 1e-6}
 _SUFFIX = re.compile(rb" ?([kKMB]|[mu]?s)(?<=s)?(?:ec(?:ond)?s?)?$")
 _MAX_LINE, _MAX_START = 8_000, 200
-_FEWEST_PARTS = 3
-_MOST_ERROR = 0.05  # of a mean that follows from others
-_SAME = 0.001  # of a mean that is printed
+_FEWEST_PARTS, _MAX_RATES = 3, 100_000
+_MOST_ERROR, _SAME = 0.05, 0.001  # of a mean that follows from others, and of a printed one
 _MANY, _FAR = 4, 1.5  # Ratio of a time that holds something else than iterations
 _ALIKE, _LONG_WAIT = 0.7, 0.1  # Ratio of a wait to what causes it, and share of an iteration
 _LEAST_OF_SECONDS = 10_000  # ms, of which a whole second is no large part
 _LEAST_OF_HOURS = 7_200.0  # ms between elapsed hours, whose four decimals are right to 5 % of it
 _ELAPSED = (("elapsed_h", 3.6e6), ("elapsed_s", 1e3), ("elapsed_ms", 1.0))
-_MAX_RATES = 100_000
 _SAMPLES, _TIME = b"consumed samples: ", b"elapsed time per iteration (ms):"
+_GLUED = b"} {'loss':"  # Reports whose ends of lines a page took away.
 _PATTERNS = byte_patterns("trainers.toml")
 
 _HALF = 0.5e-3  # of the last digit of a rate
@@ -433,9 +432,8 @@ class ReportGrammar(Grammar):
     ) -> tuple[int | None, int | None]:
         """Duration and span since the last report of an elapsed time in ms."""
         before = self._before
-        if before is not None and number == before[0] and not is_of_wall:
-            return None, None  # a validation after that iteration, outside of the time
-        if before is not None and 0 <= elapsed - before[1] < least:
+        is_again = before is not None and number == before[0] and not is_of_wall  # a validation
+        if is_again or (before is not None and 0 <= elapsed - before[1] < least):
             return None, None
         self._before = (number, elapsed)
         if before is None or number <= before[0] or elapsed < before[1]:
@@ -456,6 +454,7 @@ class Reports:
         """Read a block of whole lines."""
         if block.count(_SAMPLES) > block.count(_TIME):
             block = _PATTERNS["wrapped"].sub(_joined, block)
+        block = block.replace(_GLUED, _GLUED.replace(b" ", b"\n"))
         for start, end, wording in _lines(block):
             grammar = self.grammars[wording.program]
             line = None if grammar.is_full else _compiled(wording.line).match(block, start, end)

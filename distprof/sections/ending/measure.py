@@ -715,8 +715,7 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
         line = f"{line.rstrip('.')}, and then {after}" if after != line else line
         steps = advice_on("exception", line) or steps
     without = next(iter(_of(output, "cpu")), None)
-    text = f"{line} {_frames(event)[-_MAX_QUOTE:]}"
-    if without is not None and words().search("about_gpus", text):
+    if without and words().search("about_gpus", f"{line} {_frames(event)[-_MAX_QUOTE:]}"):
         told, steps = _told(without)
         line = f"{told}: {line}"
     own = re.split("[(:]", f" {line}", maxsplit=1)[0]  # quoted text follows
@@ -893,9 +892,8 @@ def _frames(event: OutputEvent) -> str:
     return event.fields.get("frames", "")
 
 
-def _is_own(event: OutputEvent) -> bool:
-    is_wrapped = words().search("of_worker", event.fields.get("message", ""))
-    return not is_wrapped and _is_of_program(event)
+def _is_own(e: OutputEvent) -> bool:
+    return _is_of_program(e) and not words().search("of_worker", e.fields.get("message", ""))
 
 
 def _is_of_program(event: OutputEvent) -> bool:
@@ -1124,16 +1122,16 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
         who = f"{words().who[key]}{_at(event)}"
     code, why = event.number("code"), event.fields.get("why", "")
     fate, because = (event.fields.get(one, "") for one in ("fate", "because"))
-    how = f"was not started: {why.rstrip('.`')}" if why else "died"
-    how = f"was {fate}" if fate else how
+    how = f"was {fate}" if fate else f"was not started: {why.rstrip('.`')}" if why else "died"
     how = f"exited with code {code}" if code is not None else how
     how = f"{'were' if len(ranks) > 1 else 'was'} ended by {name}" if name else how
     meaning = f": {because.rstrip('.')}" if because else "" if why else _reason(output, code)
     steps = advice_on("exit", f"{event.name} code {code} {why}{fate}")
     if name in words().meanings:
         meaning, steps = words().meanings[name], advice_on("signal", name)
-    if crash := _crash(output) if name == "SIGSEGV" else None:  # its stack may be there
-        meaning += "".join(re.findall(r" in [\w+-]+(?=\.$)", crash.verdict))
+    if crash := _crash(output) if name in ("SIGSEGV", "SIGBUS") else None:  # its stack, perhaps
+        named = "".join(re.findall(r" in [\w+-]+(?:, which [\w -]+)?(?=\.$)", crash.verdict))
+        meaning = f"{meaning.partition(',')[0]}{named}" if named else meaning
         steps = crash.next_steps
     shown = (class_of("cut", e.name) for e in _of(output, "frames") if name == "SIGABRT")
     if cause := next((one for one in shown if one and one.says), None):
@@ -1181,17 +1179,16 @@ def _crash(output: JobOutput) -> EndingResult | None:
     call = stack.calls[0] if stack else ""
     is_own = bool(call) and not words().search("in_library", call)
     library = event.fields.get("library", "libnccl" * bool(re.match("p?nccl[A-Z]", call)))
-    is_bus = re.search("Bus [Ee]rror|SIGBUS", what) is not None
-    bus = class_of("bus", " ".join(stack.calls) if stack else "") if is_bus else None
+    is_bus = "SIGBUS" if re.search("Bus [Ee]rror|SIGBUS", what) else ""
+    meaning = words().meanings["SIGBUS"].replace(" (bus error)", "") if is_bus else ""
     how = "assert" if what.startswith("Check failed") else "signal"
     own = (f"Read the code of {call}.",) * is_own
     own = own or (() if library else advice_on(how, f"SIGSEGV: {what}"))
     only = "" if event.rank is not None else capitalized(_only_ended(output))
-    where = f"{library and f' in {library}'}{bus.says if bus else ''}"
+    where = f"{library and f' in {library}'}{meaning}"
     line, steps = _refined(output, "loader" if is_bus else "crash", (what, ()))
     text = f"{only or _subject(event)} crashed: {line[:_MAX_QUOTE]}{where * (not steps)}."
-    of_bus = (bus.text,) if bus else ()
-    steps = steps or (*advice_on("crash", library or f"what: {what}"), *of_bus)
+    steps = steps or (*advice_on("crash", library or f"what: {what}"), *advice_on("signal", is_bus))
     why = (words().says("last call" if is_own else "in a library", place=call),) if call else ()
     return _made("crash", text, event, *steps, *own, why=why)
 

@@ -416,9 +416,7 @@ def _stage(log: TrainingLog) -> str:
     """Pipeline stage, inferred from messages with earlier and later stages; empty if unknown."""
     if log.is_of_slowest_ranks or log.facts.mesh.get("pp", 1) < 2:
         return ""
-    later, earlier = (
-        any(one in log.timers for one in _MESSAGES[to]) for to in ("later", "earlier")
-    )
+    later, earlier = (bool(log.timers.keys() & _MESSAGES[to]) for to in ("later", "earlier"))
     return ("", "first", "last", "middle")[later + 2 * earlier]
 
 

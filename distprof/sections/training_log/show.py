@@ -29,20 +29,19 @@ from distprof.units import capitalized, format_duration, format_ratio, sentence
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-MIN_IDLE_RATIO = 0.05
-MIN_SLOW_RATIO = 0.02
+MIN_IDLE_RATIO, MIN_SLOW_RATIO = 0.05, 0.02
 
 MOST_REST_RATIO = 0.3  # Timers of unknown names that leave at most this are the parts
-MOST_PARTS = 4
+MOST_PARTS, MAX_ROWS = 4, 15
 MOST_OF_ALL = 0.9  # Share of the wait for input from which the rest does not matter
 
 _FEW_REPORTS, _FAR_LONGER = 3, 10  # Up to this many reports, someone chose them one by one
 _FEWEST_RISING, _RISEN = 5, 1.02  # Reports that each take longer, which is rarely chance; ratio
 _SKEWED, _FAR_OFF = 1.5, 2  # Ratio to the median of the mean, and of few long iterations,
 _FEW_LONG = 8  # of which there is one in eight
-_FEWEST_MODES = 6  # Reports in which two groups are looked for
+_FEWEST_MODES, _MOST_APART = 6, 4  # Reports in which two groups are; ratio to the smaller one
 _FAR, _BEGINNING = 3, 16  # Ratio between the two, and letters of a note that say its kind
-_MOST_APART = 4  # Ratio of all reports to those of the smaller group
+_CHANGED, _STEADY, _FEWEST_STATE = 1.3, 0.25, 2  # Two states: ratio, scatter, fewest reports
 
 _BARS = ("computation", "exposed_wait")  # Keys of the bar of a timer, by whether it waits
 _SHORT = "GPU memory is short"
@@ -76,6 +75,7 @@ def training_verdict(report: Report) -> VerdictText:
     elif not (is_known or slow_rank):
         undecided = _undecided(log)
     why = (
+        *(_says("save", t=t, reports=counted(t.num_reports, "report")) for t in _saves(log)),
         *undecided,
         *(
             _says("rare", t=t, reports=counted(t.num_reports, log.unit), log=log)
@@ -225,6 +225,13 @@ def _rare(log: TrainingLogResult) -> tuple[list[TrainingTimer], int]:
     return few, mean - sum(t.mean_ns * t.num_reports for t in few) // num
 
 
+def _saves(log: TrainingLogResult) -> list[TrainingTimer]:
+    """Timers of checkpoints that are longer than an iteration and take much of the time."""
+    least = MIN_IDLE_RATIO * (log.mean_ns or 0) * log.num_steady * (log.iterations_per_report or 1)
+    known = (t for t in log.timers if t.ratio is None and t.name in _TABLE["saves"])
+    return [t for t in known if t.mean_ns * t.num_reports > least]
+
+
 def _shares(log: TrainingLogResult) -> dict[str, float]:
     """Share of an iteration by phase, the longest first, then the rest; empty if unknown."""
     times, whole = _phase_times(log)
@@ -277,8 +284,12 @@ def _modes(log: TrainingLogResult) -> str:
     if len(ns) < _FEWEST_MODES:
         return ""
     ratio, num = max((b / max(a, 1), i) for i, (a, b) in enumerate(pairwise(ns), start=1))
-    is_wide = max(ns[num - 1] / max(ns[0], 1), ns[-1] / max(ns[num], 1)) > ratio / _SKEWED
-    if ratio < _FAR or is_wide or not len(ns) <= _MOST_APART * min(num, len(ns) - num):
+    spread = max(ns[num - 1] / max(ns[0], 1), ns[-1] / max(ns[num], 1))
+    least = min(num, len(ns) - num)
+    is_far = ratio >= _FAR and spread <= ratio / _SKEWED and len(ns) <= _MOST_APART * least
+    turns = sum((a < ns[num]) != (b < ns[num]) for a, b in pairwise(log.steady_ns))
+    is_state = turns <= _FEWEST_STATE <= least and spread - 1 < (ratio - 1) * _STEADY
+    if not is_far and (log.slow_span or not is_state or ratio < _CHANGED):
         return ""
     few, many = (format_duration(median(part)) for part in (ns[num:], ns[:num]))
     return f"{len(ns) - num} of {len(ns)} reports show about {few}, the others {many}"
@@ -301,14 +312,15 @@ def _undecided(log: TrainingLogResult) -> tuple[str, str]:
         known = f"Waiting for input takes {format_ratio(waiting)} of it."
         if waiting < MIN_IDLE_RATIO:
             known = f"Input is not the limit: waiting for it takes {format_ratio(waiting)}."
-    how = "" if log.timers else _TABLE["how_to_print_timers"].get(log.origin, "")
+    timers = [timer for timer in log.timers if timer not in _saves(log)]
+    how = "" if timers else _TABLE["how_to_print_timers"].get(log.origin, "")
     if known.startswith(ONLY_FIRST):
         return known, "Where the time goes is not decided: keep the timers of later iterations."
     if known and log.input_timer is not None and (log.input_timer.ratio or 0.0) > MOST_OF_ALL:
         return known, ""
     why = "distprof finds no timers of it"
-    if log.timers and not known:
-        why = f"{', '.join(t.name for t in log.timers[:MOST_PARTS])} alone cannot show it"
+    if timers and not known:
+        why = f"{', '.join(t.name for t in timers[:MOST_PARTS])} alone cannot show it"
     record = _RECORD.get(log.origin, _TABLE["record"])
     what, first = "the rest" if known else "the time", f"{how}, or " if how else ""
     return known, f"Where {what} goes is not decided, because {why}: {first}{record}."
@@ -347,6 +359,8 @@ def _reducing(log: TrainingLogResult) -> str:
 def _advice(log: TrainingLogResult) -> str:
     """What to do about a phase that takes most of the time; empty if none does."""
     shares = _shares(log)
+    if any(note.startswith(_FIRST) for note in log.unavailable):  # which names what is there
+        shares[_OUTSIDE] = 0.0
     if reduction(log)[0]:
         shares |= {"backward": 0.0, _OUTSIDE: 0.0}  # They contain the reduction, which says more.
     if _waiting(log) and "communication" in shares:
@@ -398,8 +412,6 @@ def _slow_sentence(log: TrainingLogResult) -> str:
 
 # The output of training programs, as tables -------------------------------------------------------
 
-MAX_ROWS = 15
-
 
 def training_log_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: ARG001
     """The training, from its log."""
@@ -442,12 +454,7 @@ def timers_table(report: Report, *, show_all: bool) -> TableView | None:
             Column(
                 "", lambda t: Bar(ratio=t.ratio or 0.0, key=_BARS[t.waits]), left=True, stretch=True
             ),
-            Column(
-                "mostly",
-                lambda timer: "waiting for stages" if timer.waits else "",
-                left=True,
-                wide_only=True,
-            ),
+            Column("mostly", lambda t: "waiting for stages" * t.waits, left=True, wide_only=True),
         ),
         shown,
         caption=f"{stage}, mean per iteration; timers may contain each other",
