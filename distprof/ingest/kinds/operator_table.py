@@ -98,7 +98,8 @@ def _fits(source: str) -> bool:
     first = next((one for one in headers if start and one.search(start)), None)
     if first is None or not TRAINING_LOG.fits(source):
         return first is not None
-    return first is _PATTERNS["header"] and not TRAINING_LOG.read(source).timers
+    loose = (_PATTERNS["headless"], _PATTERNS["event"])
+    return first not in loose and not TRAINING_LOG.read(source).timers
 
 
 def read_operator_table(source: str) -> OperatorTable:
