@@ -88,6 +88,17 @@ def _read_training(source: str) -> TrainingLog:
     return read_training_log(source)
 
 
+def _with_sensors(run: Run) -> Run:
+    """The run with the table of nvidia-smi that a short text holds next to its iterations."""
+    from distprof.ingest.sensors import holds_tables
+
+    start = beginning(run.source, _DEVICE_BYTES)
+    if len(start) < _DEVICE_BYTES and holds_tables(start):
+        with suppress(InputError):
+            return DEVICE_LOG.joined(run, run.source)
+    return run
+
+
 TRAINING_LOG = Source(
     bound=TRAINING_BOUND,
     place=80,
@@ -95,6 +106,7 @@ TRAINING_LOG = Source(
     name="a log of a training program",
     fits=fits_training_log,
     read=_read_training,
+    complete=_with_sensors,
 )
 
 
