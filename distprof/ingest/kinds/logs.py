@@ -379,6 +379,12 @@ def _with_machines(run: Run) -> Run:
     return machine.SOURCES[0].joined(run, run.source) if machine.fits_machine(run.source) else run
 
 
+def _next_to_sensors(run: Run) -> Run:
+    """The run with what surrounds a table of nvidia-smi: such matrices, operators."""
+    run = _with_machines(run)
+    return _of_operators().joined(run, run.source) if _of_operators().fits(run.source) else run
+
+
 DEVICE_LOG = Source(
     bound=DEVICE_BOUND,
     place=60,
@@ -388,7 +394,7 @@ DEVICE_LOG = Source(
     read=read_device_log,
     notes="damaged",
     join=_join_devices,
-    complete=_with_machines,
+    complete=_next_to_sensors,
 )
 
 

@@ -33,6 +33,7 @@ from distprof.sections.table import (
     ranks_table,
     rows_table,
 )
+from distprof.sections.telemetry.show import sensors_sentence
 from distprof.units import capitalized, fill, format_bytes, format_duration, format_ratio
 
 if TYPE_CHECKING:
@@ -211,8 +212,9 @@ def summaries_verdict(report: Report) -> VerdictText:
         *_with_second(report.operator_table),
         *report.operator_table.unavailable,
         *links[: not scaling],
+        sensors_sentence(report),
     ]
-    return lines[0], tuple(lines[1:])
+    return lines[0], tuple(filter(None, lines[1:]))
 
 
 def _is_alone(report: Report) -> bool:

@@ -228,6 +228,12 @@ def devices_verdict(report: Report) -> VerdictText:
     return line, tuple(one for one in (_heat(result), _slowed(result)) if one and one != line)
 
 
+def sensors_sentence(report: Report) -> str:
+    """What sensors show next to something else that was printed; empty without them."""
+    line = (devices_verdict(report) or ("",))[0].partition(". Where ")[0].rstrip(".")
+    return line and f"{line}."
+
+
 def devices_origin(report: Report) -> str:
     """Contents of the machine logs, unless the verdict is that."""
     if is_recorded(report) or devices_verdict(report) is None:

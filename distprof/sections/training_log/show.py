@@ -18,7 +18,7 @@ from distprof.sections.parts import is_recorded
 from distprof.sections.step_log.show import format_rate
 from distprof.sections.summaries.show import scaling_lines
 from distprof.sections.table import Bar, Column, TableView, counted, facts_table, rows_table
-from distprof.sections.telemetry.show import devices_verdict
+from distprof.sections.telemetry.show import sensors_sentence
 from distprof.sections.training_log import (
     LONG_REDUCTION,
     ONLY_FIRST,
@@ -75,9 +75,8 @@ def training_verdict(report: Report) -> VerdictText:
         line, nccl_line = f"{time}; {first}{nccl_line[1:]}", ""
     elif not (is_known or slow_rank):
         undecided = _undecided(log)
-    sensors = (devices_verdict(report) or ("",))[0].partition(". Where ")[0].rstrip(".")
     why = (
-        sensors and f"{sensors}.",
+        sensors_sentence(report),
         *(_says("save", t=t, reports=counted(t.num_reports, "report")) for t in _saves(log)),
         *undecided,
         *(
