@@ -85,8 +85,9 @@ def test_tables_of_many_hosts_are_kept_apart(lines, tmp_path):
     assert [(one.host, one.index) for one in log.series] == [(h, i) for h in hosts for i in (0, 1)]
     report = distprof.analyze(str(tmp_path / "gpu.txt"))
     assert len(report.telemetry.devices) == 8
-    assert report.verdict.headline == "GPUs reach up to 91 °C"
-    assert "GPU 1 of node-4" in report.verdict.detail
+    assert report.verdict.headline == "GPU memory had 8 uncorrectable errors"
+    hottest = next(one for one in report.findings if one.headline == "GPUs reach up to 91 °C")
+    assert "GPU 1 of node-4" in hottest.message
 
 
 @pytest.mark.parametrize(
