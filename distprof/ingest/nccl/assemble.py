@@ -358,7 +358,8 @@ def _about(text: str) -> str:
         return "problem"
     if len(text) < _SHORTEST_WARNING:
         return "cut"
-    return "fallback" if _HOW["fallback"].search(text) else "problem"
+    kinds = (kind for kind in ("fallback", "kernel") if _HOW[kind].search(text))
+    return next(kinds, "problem")
 
 
 def _sorted(values: Mapping[str, set[int]]) -> dict[str, tuple[int, ...]]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from distprof.artefacts.record import grouped
 from distprof.escape import MAX_HEADLINE, shorten
 from distprof.run.logs import ASSUMED_GB_S
 from distprof.sections.base import VerdictText
@@ -243,7 +244,8 @@ def _init(result: NcclResult) -> str:
 
 
 def _warnings(result: NcclResult) -> str:
-    problems = [w for w in result.warnings if w.about == "problem"]
+    by_kind = grouped((warning.about, warning) for warning in result.warnings)
+    problems = by_kind.get("problem") or by_kind.get("kernel")  # its settings, by RCCL
     if not problems:
         return ""
     number = sum(warning.num_lines for warning in problems)
