@@ -126,8 +126,10 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     if longer := took_longer(output, found):
         verdict = re.sub(r" No other rank printed where it stands[^.]*\.", "", found.verdict)
         found = _amid(replace(found, verdict=verdict), longer, *words().steps["long work"])
-    is_open = found.cause in ("frozen", "silent", "stacks", "unfinished")
-    if is_open and (absent := _of(output, "absent")):
+    is_open = found.cause in ("frozen", "silent", "unfinished")
+    absent = [e for e in _of(output, "absent")
+              if is_open or (found.cause == "stacks" and "code" in e.fields)]  # fmt: skip
+    if absent:
         who, steps = _told(absent[0])
         found = _amid(found, f"{capitalized(who)}.", *steps)
     found = _once_finished(found, whole, _why_mixed(output) if cause is _mixed else "")

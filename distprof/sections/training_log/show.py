@@ -291,6 +291,7 @@ def _modes(log: TrainingLogResult) -> str:
     is_far = ratio >= _FAR and spread <= ratio / _SKEWED and len(ns) <= _MOST_APART * least
     turns = sum((a < ns[num]) != (b < ns[num]) for a, b in pairwise(log.steady_ns))
     is_state = turns <= _FEWEST_STATE <= least and spread - 1 < (ratio - 1) * _STEADY
+    is_state &= len({*ns}) > _FEWEST_STATE  # else one digit decides
     if not is_far and (log.slow_span or not is_state or ratio < _CHANGED):
         return ""
     few, many = (format_duration(median(part)) for part in (ns[num:], ns[:num]))
