@@ -182,7 +182,8 @@ def arrival_skew_bound_collectives(
     classes = collectives.split_classes
     if not classes:
         raise InsufficientEvidenceError("no collective was matched across ranks")
-    bound = [c for c in classes if _is_bound(c, limits["wait_over_transfer"])]
+    factor = limits["wait_over_transfer"]
+    bound = [c for c in classes if _wait(c) >= max(factor * c.exposed_transfer_ns_per_step, 1)]
     waiting = min(sum(_wait(c) for c in bound), step.exposed_wait_ns)
     proven = (rank for rank in stragglers.ranks if rank.pattern is not StragglerPattern.NONE)
     cost = waiting - sum(rank.lost_ns_per_step for rank in proven) - capture.start_wait_ns
@@ -207,10 +208,6 @@ def arrival_skew_bound_collectives(
 
 def _wait(record: CollectiveClass) -> int:
     return record.exposed_wait_ns_per_step or 0
-
-
-def _is_bound(record: CollectiveClass, factor: float) -> bool:
-    return _wait(record) > 0 and _wait(record) >= factor * record.exposed_transfer_ns_per_step
 
 
 _LOOK = ": look at what it does before its collectives"

@@ -206,11 +206,7 @@ def _with_padded_products(groups: Groups) -> Change:
 
 
 _LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw|convertTensor_kernel|batched_transpose_\d+x\d+")
-
-
-def _with_one_layout(groups: Groups) -> Change:
-    """Kernels around convolutions that change the order of channels."""
-    return Change(share=groups.calls.kernels.finds(_LAYOUT).astype(float))
+"""Kernels around convolutions that change the order of channels."""
 
 
 # Optimizer ----------------------------------------------------------------------------------------
@@ -392,7 +388,7 @@ _CHANGES: Mapping[str, Callable[[Groups], Change | None]] = {
     Saves.TENSOR_CORES: _on_tensor_cores,
     Saves.FUSED_LOSS: _with_fused_loss,
     Saves.PADDED_PRODUCTS: _with_padded_products,
-    Saves.ONE_LAYOUT: _with_one_layout,
+    Saves.ONE_LAYOUT: lambda g: Change(share=g.calls.kernels.finds(_LAYOUT).astype(float)),
     Saves.FUSED_OPTIMIZER: _with_fused_optimizer,
     Saves.UNSET_GRADIENTS: _with_unset_gradients,
     Saves.SPREAD_INDICES: _with_spread_indices,

@@ -91,7 +91,8 @@ def shape_from(
     given.setdefault("vocabulary", _DEFAULT_VOCABULARY)
     width = "expert_ffn" if "experts" in given else "ffn"
     is_open = width not in given
-    default = given.get("ffn", _default_ffn(given["hidden"]) if is_gated else 4 * given["hidden"])
+    as_llama = -(-8 * given["hidden"] // (3 * _FFN_STEP)) * _FFN_STEP  # 8/3 H, rounded up
+    default = given.get("ffn", as_llama if is_gated else 4 * given["hidden"])
     given.setdefault("ffn", default)
     given.setdefault(width, default)
     shape: dict[str, Any] = dict(given)
@@ -115,11 +116,6 @@ def _check_experts(given: Mapping[str, int]) -> None:
         raise UsageError(
             f"each token uses top_k of {given['experts']} experts: set top_k to at most that number"
         )
-
-
-def _default_ffn(hidden: int) -> int:
-    """8/3 H, as in Llama, rounded up to a multiple of 64."""
-    return -(-8 * hidden // (3 * _FFN_STEP)) * _FFN_STEP
 
 
 def _fit(model: Transformer, params: float, width: str, *, is_open: bool) -> Transformer:

@@ -22,7 +22,7 @@ def gradients_table(report: Report, *, show_all: bool) -> TableView | None:  # n
             Column("axis", "axis", left=True, stretch=True),
             Column("gradients", lambda g: " ".join((format_bytes(g.bytes), *g.dtypes)).strip()),
             Column("micro-batches", lambda g: f"{g.micro_batches:.3g}"),
-            Column("reduced", _times_text),
+            Column("reduced", lambda g: g.times_reduced and f"{g.times_reduced:.3g} ×"),
             Column("buckets", "num_buckets", form="id"),
             Column("exposed", "exposed_ns_per_step"),
             Column("transfer", "transfer_ns", wide_only=True),
@@ -33,10 +33,6 @@ def gradients_table(report: Report, *, show_all: bool) -> TableView | None:  # n
         caption=f"DDP; reduced: times per update; exposed: mean per {window_word(report)}",
         notes=_notes(groups),
     )
-
-
-def _times_text(group: GradientGroup) -> str:
-    return "–" if group.times_reduced is None else f"{group.times_reduced:.3g} ×"
 
 
 def _first_ready(group: GradientGroup) -> float | None:

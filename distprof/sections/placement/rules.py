@@ -208,7 +208,11 @@ def expert_exchange_across_nodes(
     sends to every rank of every other node.
     """
     is_expert = bool(moe.layers or moe.exchanges)
-    axes = crossing(placement, lambda name: _may_be_of_experts(name, is_expert=is_expert))
+    others = (*EXPOSED_BY_NATURE, MeshAxis.WORLD.value)
+    may_be = (
+        (lambda name: name not in others) if is_expert else (lambda name: name == MeshAxis.EP.value)
+    )
+    axes = crossing(placement, may_be)
     found = [axis for axis in axes if axis.size >= 2 * axis.num_nodes]
     if not found:
         return
@@ -223,12 +227,6 @@ def expert_exchange_across_nodes(
             ),
             **_transfer(axis, cost),
         )
-
-
-def _may_be_of_experts(axis: str, *, is_expert: bool) -> bool:
-    if axis in EXPOSED_BY_NATURE or axis == MeshAxis.WORLD.value:
-        return False
-    return axis == MeshAxis.EP.value or is_expert
 
 
 @rule("NET106", Severity.WARNING, min_step_ratio=worth(0.02))

@@ -101,14 +101,11 @@ def plan_tables(plan: Plan, *, show_all: bool) -> Iterator[TableView | None]:
     )
 
 
-def _sharding(found: Estimate) -> str:
-    layout = found.layout
-    return layout.sharding + (f" {layout.shards}" if layout.shards else "")
-
-
 _LAYOUT = (
     *(Column(axis, f"layout.{axis}", form="id") for axis in ("dp", "tp", "pp", "cp", "ep")),
-    Column("sharding", _sharding, left=True),
+    Column(
+        "sharding", lambda e: f"{e.layout.sharding} {e.layout.shards or ''}".rstrip(), left=True
+    ),
     Column("recompute", "layout.recomputation", left=True),
     Column("mb×number", lambda one: f"{one.layout.micro_batch}×{one.layout.micro_batches}"),
     Column("step", "step_ns"),
