@@ -1441,6 +1441,9 @@ def _peer(output: JobOutput) -> EndingResult | None:
         event = next((e for e in events if e.yields == "peer"), event)
     own = [e for e in events if e.name == event.name] if event.yields != "peer" else events
     victims = tuple(sorted({e.rank for e in own if e.rank is not None}))
+    left = {e.rank for e in _exits(output) if e.number("code") and not _signal(e)} - {None}
+    if event.yields == "peer" and len(left) == 1 and victims and left.isdisjoint(victims):
+        return None  # the launcher names the rank that ended first
     told = {e.rank for e in said_in(output)}
     silent = tuple(sorted({*range(output.world_size or 0), *output.ranks} - told))
     suspects = silent if victims and len(silent) <= len(victims) else ()
