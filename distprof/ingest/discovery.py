@@ -95,10 +95,12 @@ def rank_in_name(path: str) -> int | None:
 def ranks_in_names(paths: Sequence[str]) -> list[int | None]:
     """The rank of each log in its name; without any, the number of its file or folder.
 
-    Numbers (``0/stderr.log``, ``out.1``) are ranks if all of several files have one, from 0 on, and
-    most of them are there.
+    A single log is of a rank only if its name says so in full, unlike ``r7.txt``. Numbers
+    (``0/stderr.log``, ``out.1``) are ranks if all of several files have one, from 0 on, and most of
+    them are there.
     """
-    ranks = [*map(rank_in_name, paths)]
+    is_alone = len(paths) == 1 and not re.search(r"(?i)rank[-_.=]?\d", paths[0])
+    ranks: list[int | None] = [None] if is_alone else [*map(rank_in_name, paths)]
     last = (reversed(PurePosixPath(path.replace("\\", "/")).parts[-2:]) for path in paths)
     found = [next(filter(None, map(_NUMBERED.fullmatch, parts)), None) for parts in last]
     numbers = [None if one is None else int(one[1]) for one in found]

@@ -207,3 +207,9 @@ def test_a_source_without_traces_says_what_was_found(tmp_path, name, words):
 def test_a_url_that_leads_nowhere_is_an_error_of_ours(url):
     with pytest.raises(InputError):
         discover(url)
+
+
+@pytest.mark.parametrize(("name", "rank"), [("r7.txt", None), ("rank7.txt", 7), ("worker-7", None)])
+def test_a_single_log_is_of_a_rank_that_its_name_says_in_full(name, rank):
+    assert ranks_in_names([f"/home/frank/{name}"]) == [rank]
+    assert ranks_in_names(["r6.txt", "r7.txt"]) == [6, 7]
