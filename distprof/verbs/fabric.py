@@ -21,6 +21,7 @@ from distprof.bounds import table_beside
 from distprof.documents.document import Document
 from distprof.documents.page import Page
 from distprof.formats import RenderOptions
+from distprof.hardware import load_sheet
 from distprof.sections.table import Column, TableView, counted, present, rows_table
 from distprof.units import (
     capitalized,
@@ -36,13 +37,16 @@ _BUMP_RATIO = 1.0
 _SMALL_BYTES, _LATENCY_BYTES = 1 << 15, 1 << 18
 """Up to these sizes, a link and a collective show only their latency."""
 
-_LARGE_BYTES, _MOST_ETHERNET, _MOST_CARD = 1 << 26, 3.2e9, 12.5e9
-"""From this size on, Ethernet of 25 Gb/s is not faster than the second, and a card of 100 Gb/s not
-than the third."""
+_LARGE_BYTES, _FULL_BYTES, _MOST_ETHERNET, _MOST_CARD = 1 << 26, 1 << 29, 3.2e9, 12.5e9
+"""From the first size on, Ethernet of 25 Gb/s is not faster than the third, and a card of 100 Gb/s
+not than the fourth; from the second on, links of GPUs are full."""
 
 _LINK_RATES = (10, 25, 40, 56, 100, 200, 400, 800)  # Gb/s
 _FULL, _LESS, _ABOVE = 0.9, 0.75, 1.03
 """Shares: of a link that is full, of a GPU's memory as the slower one, and of a card's loopback."""
+
+_TOO_FAST = 1.2
+"""Share of the speed of links that they cannot reach, so that others carry the data."""
 
 _MUCH = 0.25
 """Share of the best bandwidth from which on a smaller one of a larger message is no latency."""
@@ -138,6 +142,7 @@ def _speed(curve: FabricCurve, profile: FabricFile) -> str:
         slowest = min(p.busbw_bytes_per_s for p in beyond)
         falls = "falls" if curve.num_nodes != 1 else "falls inside"
         return reaches + _say(f"{falls}{of}", slowest=slowest, beyond=beyond[0].bytes)
+    reaches += _of_links(curve, best, profile.device)
     if curve.fit is not None and not _is_loose(curve.fit):
         below = format_bytes(curve.fit.crossover_bytes)
         return f"{reaches}. Below {below}, it is latency-bound."
@@ -168,6 +173,21 @@ def _why_slow(curve: FabricCurve, speed: float, profile: FabricFile) -> str:
         return ""
     slow = "ethernet" if speed < _MOST_ETHERNET else "between" if speed < _MOST_CARD else ""
     return _say(slow, rate=speed * 8 / 1e9) if slow else ""
+
+
+def _of_links(curve: FabricCurve, best: FabricPoint, device: str) -> str:
+    """Whether large messages are as fast as the links of such GPUs, or of nodes; empty if unknown."""
+    if not curve.num_nodes or curve.kind not in _PREFERRED[:3] or best.bytes < _FULL_BYTES:
+        return ""
+    if curve.num_nodes > 1:
+        return _say("between nodes", rate=best.busbw_bytes_per_s * 8 / 1e9)
+    for gpu, what, low, usual, links in _TABLE["usual"]:
+        rate = load_sheet().gpu(gpu).scale_up_bandwidth
+        share = best.busbw_bytes_per_s / rate
+        is_clear = share < low or usual <= share < _TOO_FAST
+        if is_clear and re.search(what, f"{device} × {curve.group_size}"):
+            return _say(f"{'slow' if share < low else 'fits'} {links}", share=share, rate=rate)
+    return ""
 
 
 def _dip(curve: FabricCurve, best: FabricPoint) -> tuple[FabricPoint, float] | None:

@@ -1494,6 +1494,9 @@ def _peer(output: JobOutput) -> EndingResult | None:
         who = who if warning.rank in (None, event.rank) else _subject(warning)
         line = f"{who} failed in NCCL{where}: {_warned(warning)}{also}."
         steps = steps[1:]
+    apart = _interfaces(_of(output, "setup"))
+    if apart and ("connect to" in line or "is local" in apart):
+        line, tail = line.partition(" Most often")[0], f" Most likely {apart}."
     all_said = f"{line}{tail} {event.text}"
     advice, row = advice_on(event.yields, all_said), class_of(event.yields, all_said)
     if event.yields == "nccl" and row and row.says:
@@ -1508,8 +1511,6 @@ def _peer(output: JobOutput) -> EndingResult | None:
     cards = dict(re.findall(r"([\w.@-]+):(\S+?)<", listed)).items()
     near = [name for name, at in cards if words().search("local", f"{name}:{at}")]
     shared = [name for name, _ in cards if name not in near]
-    if (apart := _interfaces(_of(output, "setup"))) and "connect to" in line:
-        tail = f" Most likely {apart}."
     if near and shared and "connect to" in line:
         tail = f" {words().says('near', near=', '.join(near))}."
         steps = (f"Set NCCL_SOCKET_IFNAME={shared[0]} on every host.", *steps)
