@@ -171,8 +171,7 @@ def _with_hardware(log: NcclLog, start: bytes) -> NcclLog:
         log = replace(log, settings={name: {value: ()} for name, value in _settings(start).items()})
     if other is None or not other.name.startswith(_OF_LINKS):
         return log
-    what = other.shown(start)
-    shown = f"{what[:1].upper()}{what[1:]}. {capitalized(other.fix)}."
+    shown = f"{capitalized(other.shown(start))}. {capitalized(other.fix)}."
     return replace(log, remarks={**log.remarks, NcclRemark.BESIDE: {shown: ()}})
 
 

@@ -259,8 +259,7 @@ def _warnings(result: NcclResult) -> str:
 def _worded(text: str) -> str:
     """A warning, in other words if the table has some."""
     rows = ((re.search(row, text), said) for row, said in SAYS["warned"].items())
-    told = (str(said).format(*found.groups()) for found, said in rows if found)
-    return next(told, text.rstrip(".!"))
+    return next((said.format(*one.groups()) for one, said in rows if one), text.rstrip(".!"))
 
 
 # Tables ----------------------------------------------------------------
