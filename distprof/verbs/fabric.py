@@ -21,6 +21,7 @@ from distprof.bounds import table_beside
 from distprof.documents.document import Document
 from distprof.documents.page import Page
 from distprof.formats import RenderOptions
+from distprof.hardware import load_sheet
 from distprof.sections.table import Column, TableView, counted, present, rows_table
 from distprof.units import (
     capitalized,
@@ -36,9 +37,9 @@ _BUMP_RATIO = 1.0
 _SMALL_BYTES, _LATENCY_BYTES = 1 << 15, 1 << 18
 """Up to these sizes, a link and a collective show only their latency."""
 
-_LARGE_BYTES, _MOST_ETHERNET, _MOST_CARD = 1 << 26, 3.2e9, 12.5e9
-"""From this size on, Ethernet of 25 Gb/s is not faster than the second, and a card of 100 Gb/s not
-than the third."""
+_LARGE_BYTES, _FULL_BYTES, _MOST_ETHERNET, _MOST_CARD = 1 << 26, 1 << 29, 3.2e9, 12.5e9
+"""From the first size on, Ethernet of 25 Gb/s is not faster than the third, and a card of 100 Gb/s
+not than the fourth; from the second on, links are full."""
 
 _LINK_RATES = (10, 25, 40, 56, 100, 200, 400, 800)  # Gb/s
 _FULL, _LESS, _ABOVE = 0.9, 0.75, 1.03
@@ -66,8 +67,7 @@ def fabric_verdict(profile: FabricFile) -> str:
         return _of_device(profile) or "The profile has no measurements."
     if wrong := sum(curve.num_wrong for curve in measured):
         kinds = dict.fromkeys(_short_kind(curve) for curve in measured if curve.num_wrong)
-        times = counted(wrong, "measurement")
-        return _say("wrong", times=times, kinds=", ".join(kinds))
+        return _say("wrong", times=counted(wrong, "measurement"), kinds=", ".join(kinds))
     curve = min(measured, key=_rank_of)
     if profile.origin == "perftest":
         return _of_link(measured, is_both_ways=BOTH_WAYS in profile.notes)
@@ -126,8 +126,8 @@ def _speed(curve: FabricCurve, profile: FabricFile) -> str:
         return _say("latency", what=_subject(curve), largest=largest)
     is_bus = curve.group_size > 0 or best.algbw_bytes_per_s != best.busbw_bytes_per_s
     reaches = _say("reaches", what=_subject(curve), best=best, bus=" bus bandwidth" * is_bus)
-    why = _why_slow(curve, best.busbw_bytes_per_s, profile)
-    if curve.group_size > 1 and largest >= _LARGE_BYTES and why:
+    is_large = curve.group_size > 1 and largest >= _LARGE_BYTES
+    if (why := _why(curve, best, profile) if is_large else "").endswith("."):
         return reaches + why
     ordered = sorted(curve.points, key=lambda p: p.bytes, reverse=True)
     beyond = [*takewhile(lambda p: 2 * p.busbw_bytes_per_s < best.busbw_bytes_per_s, ordered)][::-1]
@@ -136,14 +136,14 @@ def _speed(curve: FabricCurve, profile: FabricFile) -> str:
         return reaches + _say(f"dips{of}", dip=dip[0], before=dip[1])
     if beyond:
         slowest = min(p.busbw_bytes_per_s for p in beyond)
-        falls = "falls" if curve.num_nodes != 1 else "falls inside"
-        return reaches + _say(f"{falls}{of}", slowest=slowest, beyond=beyond[0].bytes)
+        of = " inside" * (curve.num_nodes == 1) + of
+        return reaches + _say(f"falls{of}", slowest=slowest, beyond=beyond[0].bytes)
+    reaches += why
     if curve.fit is not None and not _is_loose(curve.fit):
-        below = format_bytes(curve.fit.crossover_bytes)
-        return f"{reaches}. Below {below}, it is latency-bound."
+        return f"{reaches}. Below {format_bytes(curve.fit.crossover_bytes)}, it is latency-bound."
     rising = takewhile(lambda p: 2 * p.busbw_bytes_per_s < best.busbw_bytes_per_s, ordered[::-1])
-    slow = [p.bytes for p in rising]
-    half = f", but less than half of that up to {format_bytes(max(slow))}" if slow else ""
+    slow = max((p.bytes for p in rising), default=0)
+    half = f", but less than half of that up to {format_bytes(slow)}" if slow else ""
     if best is ordered[0] and largest < _LARGE_BYTES // 4:
         grows = "it still grows there" if len(ordered) > 1 else "it is the only size"
         how = " (-e 4G)" * (profile.origin == "nccl-tests")
@@ -151,22 +151,24 @@ def _speed(curve: FabricCurve, profile: FabricFile) -> str:
     return f"{reaches}{half}."
 
 
-def _why_slow(curve: FabricCurve, speed: float, profile: FabricFile) -> str:
-    """What a low speed of large messages shows of the links; empty if nothing."""
+def _why(curve: FabricCurve, best: FabricPoint, profile: FabricFile) -> str:
+    """What the speed of large messages shows of links, a whole sentence if it is low; or empty."""
     signs = ("NCCL_", *(SOCKETS,) * (curve.num_nodes != 1)) if curve.num_nodes else ()
     if why := next((f". {note}" for note in profile.notes if note.startswith(signs)), ""):
         return why
+    speed = best.busbw_bytes_per_s
+    is_full = curve.kind in _PREFERRED[:3] and best.bytes >= _FULL_BYTES
     if curve.num_nodes == 1:
-        name = f"{profile.device} × {curve.group_size}"
-        rows = _TABLE["links"]
-        known = (
-            said for said, least, what in rows if speed < least * 1e9 and re.search(what, name)
-        )
-        return next(map(_say, known), "")
+        for said, least, most, gpu, what in _TABLE["links"]:
+            rate = load_sheet().gpu(gpu).scale_up_bandwidth if gpu else 1e9
+            is_so = least <= speed / rate < most and (is_full or not gpu)
+            if is_so and re.search(what, f"{profile.device} × {curve.group_size}"):
+                return _say(said, rate=rate, share=speed / rate)
     is_of_node = curve.kind in _OF_A_NODE or curve.group_size == curve.num_nodes
-    if not curve.num_nodes or not is_of_node:
+    if (curve.num_nodes or 1) == 1 or not is_of_node:
         return ""
     slow = "ethernet" if speed < _MOST_ETHERNET else "between" if speed < _MOST_CARD else ""
+    slow = slow or "between nodes" * is_full
     return _say(slow, rate=speed * 8 / 1e9) if slow else ""
 
 
@@ -195,9 +197,7 @@ def _of_link(curves: Sequence[FabricCurve], *, is_both_ways: bool) -> str:
         return f"One link reaches {speed:.3g} Gb/s in both directions together."
     rate = next((rate for rate in _LINK_RATES if speed <= _ABOVE * rate), _LINK_RATES[-1])
     text = f"One link reaches {speed:.3g} Gb/s, {format_ratio(speed / rate)} of {rate} Gb/s"
-    if speed >= _FULL * rate:
-        return f"{text}: a link of that rate gives no more; compare it with the card's (ibstat)."
-    return text + _say("card")
+    return text + _say("full" if speed >= _FULL * rate else "card")
 
 
 def _rank_of(curve: FabricCurve) -> tuple[int, int, int]:
@@ -306,9 +306,8 @@ def _short_kind(curve: FabricCurve) -> str:
 
 
 def _short(curve: FabricCurve) -> str:
-    of = _short_kind(curve)
-    run = f" ({curve.label})" if curve.label else ""
-    return f"{of}{run}, in place" if curve.in_place else f"{of}{run}"
+    run = _short_kind(curve) + (f" ({curve.label})" if curve.label else "")
+    return f"{run}, in place" if curve.in_place else run
 
 
 def _subject(curve: FabricCurve) -> str:

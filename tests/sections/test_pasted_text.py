@@ -135,6 +135,19 @@ def test_tests_of_one_rank_have_no_bandwidth():
             "all_reduce over 2 ranks in one node reaches 4.07 GB/s bus bandwidth at 268 MB",
         ),
         ("falls-inside-a-node.log", "and falls to 59.9 GB/s from 537 MB on: repeat it, look for"),
+        (
+            "links-at-half-their-speed.log",
+            "230 GB/s bus bandwidth at 8.59 GB: 51.1 % of what its links carry (450 GB/s in each",
+        ),
+        (
+            "pcie-at-its-usual-speed.log",
+            "20.0 GB/s bus bandwidth at 8.59 GB, as usual for PCIe without NVLink (4.0 ×16 carries",
+        ),
+        ("pcie-of-a-narrow-slot.log", "less than PCIe usually gives (4.0 ×16 carries 32.0 GB/s"),
+        (
+            "network-of-two-nodes.log",
+            "380 GB/s bus bandwidth at 8.59 GB, 3,040 Gb/s between nodes (a healthy network gives",
+        ),
         ("gigabytes-called-megabytes.log", "Test 1: Unidirectional reaches 24.5 GB/s, Test 2: Pi"),
         ("latency-with-a-greek-letter.md", "reaches 4.00 GB/s at 8.39 MB"),
         (

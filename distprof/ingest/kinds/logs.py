@@ -165,12 +165,13 @@ def _tested(log: NcclLog, start: bytes) -> NcclLog:
 
 
 def _with_hardware(log: NcclLog, start: bytes) -> NcclLog:
-    """The log with what tools that were pasted next to it show of links."""
+    """The log with what is pasted next to it: variables, and what tools show of links."""
     other = foreign_format("", start)
+    if not log.settings:  # else NCCL prints all that it reads
+        log = replace(log, settings={name: {value: ()} for name, value in _settings(start).items()})
     if other is None or not other.name.startswith(_OF_LINKS):
         return log
-    what = other.shown(start)
-    shown = f"{what[:1].upper()}{what[1:]}. {capitalized(other.fix)}."
+    shown = f"{capitalized(other.shown(start))}. {capitalized(other.fix)}."
     return replace(log, remarks={**log.remarks, NcclRemark.BESIDE: {shown: ()}})
 
 

@@ -1497,6 +1497,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
         who = who if warning.rank in (None, event.rank) else _subject(warning)
         line = f"{who} failed in NCCL{where}: {_warned(warning)}{also}."
         steps = steps[1:]
+    if (odd := _interfaces(_of(output, "setup"))) and ("connect to" in line or "is local" in odd):
+        line, tail = line.partition(" Most often")[0], f" Most likely {odd}."
     all_said = f"{line}{tail} {event.text}"
     advice, row = advice_on(event.yields, all_said), class_of(event.yields, all_said)
     if event.yields == "nccl" and row and row.says:
@@ -1511,8 +1513,6 @@ def _peer(output: JobOutput) -> EndingResult | None:
     cards = dict(re.findall(r"([\w.@-]+):(\S+?)<", listed)).items()
     near = [name for name, at in cards if words().search("local", f"{name}:{at}")]
     shared = [name for name, _ in cards if name not in near]
-    if (apart := _interfaces(_of(output, "setup"))) and "connect to" in line:
-        tail = f" Most likely {apart}."
     if near and shared and "connect to" in line:
         tail = f" {words().says('near', near=', '.join(near))}."
         steps = (f"Set NCCL_SOCKET_IFNAME={shared[0]} on every host.", *steps)
@@ -2105,7 +2105,7 @@ def _interfaces(events: Iterable[OutputEvent]) -> str:
     places = {place: {*hosts} for place, hosts in grouped((p[:2], p[2]) for p in pairs).items()}
     hosts = set().union(*places.values())
     networks = {address.rpartition(".")[0].rpartition(".")[0] for _, address in places}
-    is_local = any(words().search("local", f"{name}:{address}") for name, address in places)
+    is_local = any(words().search("local", ":".join(p)) or places[p] == hosts for p in places)
     if len(hosts) < 2 or not (is_local or (len(networks) > 1 and len({n for n, _ in places}) > 1)):
         return ""
     texts = (

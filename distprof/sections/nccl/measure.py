@@ -35,6 +35,7 @@ _MAX_CHOICES = 200
 _End = tuple[int | None, int | None, int | None, str]
 """Communicator, source, target, and the end that prints a connection."""
 
+_Values = Mapping[str, Sequence[int]]  # Processes by value of a setting
 _OF_A_HOST, _MNNVL = ("P2P", "SHM"), "MNNVL"
 
 
@@ -135,7 +136,7 @@ class _Places:
         """Rank to host; empty if members cannot be distinguished."""
         return self._of_member[communicator]
 
-    def settings(self, name: str, values: Mapping[str, Sequence[int]]) -> tuple[NcclSetting, ...]:
+    def settings(self, name: str, values: _Values) -> tuple[NcclSetting, ...]:
         """One row per value of a setting, with the processes and ranks that have it."""
         printing = {process for processes in values.values() for process in processes}
         return tuple(
@@ -150,9 +151,7 @@ class _Places:
             for value, processes in values.items()
         )
 
-    def all_settings(
-        self, named: Mapping[str, Mapping[str, Sequence[int]]]
-    ) -> tuple[NcclSetting, ...]:
+    def all_settings(self, named: Mapping[str, _Values]) -> tuple[NcclSetting, ...]:
         """The rows of several settings."""
         return tuple(chain.from_iterable(starmap(self.settings, named.items())))
 

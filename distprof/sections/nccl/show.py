@@ -130,6 +130,7 @@ def _shown(result: NcclResult) -> dict[str, str]:
     near = set(filter(is_of_one_host, near))
     names = [each.name for each in (*result.settings, *result.remarks)]
     is_alone = result.num_hosts == 1 and not result.has_several_hosts
+    warned = "\n".join(warning.text for warning in result.warnings)
     paths = set(result.paths) - {"LOC"}
     is_linked = paths <= _FAST_PATHS
     slow = [path for path in _SLOW_PATHS if path in paths] or sorted(paths)
@@ -153,13 +154,14 @@ def _shown(result: NcclResult) -> dict[str, str]:
         "far card": result.card_path and SAYS["beyond"].get(result.card_path[1]),
         "far peer": result.peer_path and SAYS["beyond"].get(result.peer_path[1]),
         "tested": result.tested,
-        "stalled TCPX": any("rx ctrl timeout" in warning.text for warning in result.warnings),
+        "network": result.networks,
         "unknown": result.num_unknown and f"{result.num_unknown:,} of {result.num_texts:,}",
         "assumed speed": result.card_path and result.card_path[0] == ASSUMED_GB_S,
         "interfaces": not result.is_on_one_host and ", ".join(sorted(near)[:_NAMED_WARNINGS]),
         "many cards": any(host.links and len(host.cards) > _MOST_CARDS for host in result.hosts),
         "two kinds": any({"IB", "RoCE"} <= {*"/".join(h.links).split("/")} for h in result.hosts),
         **{remark.name: remark.value for remark in result.remarks},
+        **{name: re.search(sign, warned) for name, sign in SAYS["facts"].items()},
     }
     return {name: str(fact) for name, fact in facts.items() if fact}
 
@@ -257,8 +259,7 @@ def _warnings(result: NcclResult) -> str:
 def _worded(text: str) -> str:
     """A warning, in other words if the table has some."""
     rows = ((re.search(row, text), said) for row, said in SAYS["warned"].items())
-    told = (str(said).format(*found.groups()) for found, said in rows if found)
-    return next(told, text.rstrip(".!"))
+    return next((said.format(*one.groups()) for one, said in rows if one), text.rstrip(".!"))
 
 
 # Tables ----------------------------------------------------------------
