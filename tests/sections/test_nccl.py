@@ -286,3 +286,10 @@ def test_hosts_that_chose_different_networks_cannot_connect(tmp_path):
     (found,) = report.findings
     assert found.code == "NET101"
     assert "in every container" in found.fix
+
+
+def test_what_is_pasted_next_to_the_lines_begins_as_a_sentence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main(["analyze", str(GOLDEN / "pasted" / "port-down-next-to-nccl.log")])
+    assert capsys.readouterr().out.startswith("A port of an RDMA card is down")

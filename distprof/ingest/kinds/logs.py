@@ -165,14 +165,14 @@ def _tested(log: NcclLog, start: bytes) -> NcclLog:
 
 
 def _with_hardware(log: NcclLog, start: bytes) -> NcclLog:
-    """The log with what is pasted next to it: variables, and what tools show of links."""
+    """The log with what tools next to it show of links, and variables if NCCL prints none."""
     other = foreign_format("", start)
-    if not log.settings:  # else NCCL prints all that it reads
-        log = replace(log, settings={name: {value: ()} for name, value in _settings(start).items()})
+    log = replace(log, settings=log.settings or {n: {v: ()} for n, v in _settings(start).items()})
     if other is None or not other.name.startswith(_OF_LINKS):
         return log
-    shown = f"{capitalized(other.shown(start))}. {capitalized(other.fix)}."
-    return replace(log, remarks={**log.remarks, NcclRemark.BESIDE: {shown: ()}})
+    what = other.shown(start)
+    told = f"{what[:1].upper()}{what[1:]}. {capitalized(other.fix)}."
+    return replace(log, remarks={**log.remarks, NcclRemark.BESIDE: {told: ()}})
 
 
 def read_rank_logs(paths: Mapping[int, str]) -> NcclLog | None:
