@@ -16,7 +16,7 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain, groupby, product
 from math import prod
 from operator import truediv
@@ -462,7 +462,8 @@ def _counted(line: str) -> list[tuple[int, str, int]]:
     return found
 
 
-def _counts(line: str) -> list[tuple[int, str, int]]:
+@lru_cache(1024)  # texts repeat lines, which several readers ask about
+def _counts(line: str) -> Sequence[tuple[int, str, int]]:
     """Numbers of GPUs or nodes in a line: of all GPUs, if it says how many a node has."""
     found = _counted(line)
     nodes, gpus = ([one for one in found if one[1] == of] for of in ("nodes", "GPUs"))
@@ -627,7 +628,7 @@ def _are_unlike(lines: Sequence[str], by: Sequence[str] = _WORK) -> bool:
 
 
 def _sentence_pairs(
-    lines: Sequence[tuple[str, list[tuple[int, str, int]], list[_Value]]], kind: str
+    lines: Sequence[tuple[str, Sequence[tuple[int, str, int]], list[_Value]]], kind: str
 ) -> dict[tuple[str, int], float]:
     """What is counted and how many to the first value of a kind, or the best of lines alike."""
     found: dict[tuple[str, int], list[float]] = {}  # Several below a line that only counts.
